@@ -1,0 +1,37 @@
+# Two commands for people: `make demo` shows the main job end to end, `make test` runs everything a plain machine can.
+# Both make .venv on first use, with any Python from 3.11 on: make PYTHON=python3.13 test
+
+PYTHON ?= python3
+# The version that the suite is run with. pip prefers a CPU build (2.13.0+cpu) where an index that it knows has one.
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/ready
+	$(BIN)/python tests/demo/demo.py
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/ready
+	$(BIN)/python -m pytest tests/unit/test_linters.py
+
+bench: $(VENV)/ready
+	$(BIN)/python benchmarks/train_speed.py
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "retraind needs Python 3.11 or newer: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(call torch)
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+# Without an NVIDIA device on the PCI bus the CPU build is asked for by name first; not every index has it.
+define torch
+$(if $(wildcard /proc/driver/nvidia/version),'$(TORCH)','$(TORCH)+cpu' || $(BIN)/python -m pip install --quiet '$(TORCH)')
+endef
+
+clean:
+	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache daemon/*.egg-info

@@ -1,0 +1,174 @@
+"""The command line: arguments and exit statuses, nothing else. Each verb's work is in commands/, imported when asked.
+
+Exit statuses follow sysexits.h: 0 done, 64 usage, 65 the dataset, 69 the machine, 70 training, 75 interrupted,
+78 the configuration; 1 is the gate's rejection or a warning, 2 a failed preflight.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from retraind import __version__
+from retraind.config import Config, TrainingConfig
+from retraind.errors import ConfigError, RetraindError, UsageError
+
+DEFAULT_CONFIG = Path("/etc/retraind/retraind.yaml")
+_EXIT_USAGE = 64
+_EXIT_STATUSES = """\
+exit status:
+  0   done
+  64  the arguments do not make sense, or name what does not exist
+  65  the dataset can not be used: the message says where and why
+  69  the machine can not do it now: a path, a port, memory, a missing package
+  70  training failed            71  memory ran out
+  73  the model could not be put in place
+  75  interrupted                78  the configuration has errors
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.print_usage(sys.stderr)
+        self.exit(_EXIT_USAGE, f"{self.prog}: error: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    common = _Parser(add_help=False)
+    common.add_argument(
+        "--config", type=Path, metavar="FILE",
+        help=f"configuration file (default: {DEFAULT_CONFIG}, or built-in defaults where it does not exist)",
+    )  # fmt: skip
+    json = _Parser(add_help=False)
+    json.add_argument("--json", action="store_true", help="print JSON on standard output, for scripts")
+    parser = _Parser(
+        prog="retraind", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EXIT_STATUSES,
+        description="Retrains an autoencoder on telemetry files and publishes its weights atomically.",
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"retraind {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
+
+    def verb(name: str, summary: str, details: str, *parents: _Parser) -> _Parser:
+        return verbs.add_parser(
+            name, help=summary, parents=[common, *parents],
+            description=f"{summary[0].upper()}{summary[1:]}.\n\n{details}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+
+    verb("serve", "run the service until SIGTERM", _SERVE)
+    train = verb("train", "train on files once, in the foreground, and publish", _TRAIN, json)
+    train.add_argument("files", type=Path, nargs="+", metavar="FILE", help="telemetry files, read as one dataset")
+    train.add_argument("--models", type=Path, metavar="DIR", help="where to publish (default: models.dir)")
+    train.add_argument("--epochs", type=int, metavar="N", help="instead of training.epochs")
+    train.add_argument("--batch-size", type=int, metavar="N", help="instead of training.batch_size")
+    train.add_argument("--seed", type=int, metavar="N", help="instead of training.seed")
+    train.add_argument("--device", choices=("auto", "cuda", "cpu"), help="instead of device")
+    inspect = verb("inspect", "show what training would use of a file", _INSPECT, json)
+    inspect.add_argument("files", type=Path, nargs="+", metavar="FILE", help="telemetry files, read as one dataset")
+    verb("check", "check the configuration, the paths, the port and the worker", _CHECK, json)
+    verb("preflight", "check the host and the GPU as before every job", _PREFLIGHT, json)
+    verb("status", "show what the service is doing", _STATUS, json)
+    jobs = verb("jobs", "list the jobs and what became of them", _JOBS, json)
+    jobs.add_argument("--limit", type=int, default=50, metavar="N", help="show the newest N (default: 50)")
+    requeue = verb("requeue", "put quarantined datasets back into the spool", _REQUEUE)
+    which = requeue.add_mutually_exclusive_group(required=True)
+    which.add_argument("job", nargs="?", metavar="JOB", help="a job id as `retraind jobs` shows it")
+    which.add_argument("--all-quarantined", action="store_true", help="every file in quarantine/")
+    verb("models", "list the published versions", _MODELS, json)
+    return parser
+
+
+_SERVE = """Watches spool.dir/incoming, trains on each file that is dropped there, one at a time, and
+publishes to models.dir. Meant to be started by systemd; SIGHUP reloads the configuration."""
+_TRAIN = """The same worker, gate and publication as the service's, without a spool:
+  retraind train node-42.csv --models ./models
+  retraind train monday.csv.gz tuesday.csv.gz --models ./models --epochs 20
+Exit status 1: the gate rejected the model, nothing was published."""
+_INSPECT = """Trains nothing and needs no torch. Prints the format, the rows used and dropped, and the
+metrics with their centre and scale, or where and why the file would be refused (exit status 65)."""
+_CHECK = """Changes nothing. Every problem of the configuration file is listed with its line.
+Exit status 0: the service would start; 78: the file has errors; 69: something else is in the way."""
+_PREFLIGHT = """Exit status 0: all well; 1: with warnings; 2: a job would be deferred."""
+_STATUS = """Exit status 0: it runs; 69: it does not."""
+_JOBS = """A job's file is in active/ while the job is open, then in done/ or quarantine/."""
+_REQUEUE = """Moves the file from quarantine/ to incoming/, where the service finds it as a new dataset."""
+_MODELS = """The live version is the one that <models.dir>/<models.name>.pt leads to."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; the return value is the exit status. The only place where errors become messages."""
+    options = build_parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except ConfigError as error:
+        print(error.message, file=sys.stderr)
+        return error.exit_status
+    except RetraindError as error:
+        print(f"retraind {options.verb}: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    path = options.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
+    if options.verb == "serve":
+        from retraind.supervisor.main import serve
+
+        serve(path)
+        return 0
+    from retraind import config_file
+
+    config = config_file.load(path)
+    match options.verb:
+        case "train":
+            from retraind.commands.train import train
+
+            return train(_overridden(config, options), options.files, as_json=options.json)
+        case "inspect":
+            from retraind.commands.inspect import inspect
+
+            return inspect(config, options.files, as_json=options.json)
+        case "check":
+            from retraind.commands.check import check
+
+            return check(config, path, as_json=options.json)
+        case "preflight":
+            from retraind.commands.check import preflight
+
+            return preflight(config, as_json=options.json)
+        case "models":
+            from retraind.commands.models import models
+
+            return models(config, as_json=options.json)
+        case _:
+            return _run_jobs(config, options)
+
+
+def _run_jobs(config: Config, options: argparse.Namespace) -> int:
+    from retraind.commands import jobs
+
+    if options.verb == "status":
+        return jobs.status(config, as_json=options.json)
+    if options.verb == "jobs":
+        return jobs.jobs(config, as_json=options.json, limit=options.limit)
+    return jobs.requeue(config, job_id=options.job, everything=options.all_quarantined)
+
+
+def _overridden(config: Config, options: argparse.Namespace) -> Config:
+    """The configuration with what the command line says instead, held to the same ranges."""
+    given = {"epochs": options.epochs, "batch_size": options.batch_size, "seed": options.seed}
+    changes = {key: value for key, value in given.items() if value is not None}
+    try:
+        training = msgspec.convert(msgspec.to_builtins(config.training) | changes, TrainingConfig)
+    except msgspec.ValidationError as error:
+        raise UsageError("bad_argument", str(error)) from error
+    models = msgspec.structs.replace(config.models, dir=options.models.absolute()) if options.models else config.models
+    return msgspec.structs.replace(config, training=training, models=models, device=options.device or config.device)

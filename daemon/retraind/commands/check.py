@@ -1,0 +1,98 @@
+"""`retraind check` and `retraind preflight`: would the service start, would a job run? Changes nothing.
+
+`check` reads the configuration and looks at every path, the port and the worker's interpreter; `preflight` asks the
+host and the GPU the questions that are asked again before every job.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from retraind.commands import screen
+from retraind.config import Config, split_address
+from retraind.errors import HostError
+from retraind.events import Check
+from retraind.locks import is_locked
+from retraind.worker import preflight as worker_preflight
+
+# Importing torch takes up to 15 s on a busy machine; a stuck one must not hang the command.
+_IMPORT_SECONDS = 120
+_PROBE = (
+    "import sys, msgspec, numpy, pandas, torch; "
+    "print('Python', sys.version.split()[0] + ', torch', torch.__version__ + ', CUDA', torch.version.cuda or 'none')"
+)
+
+
+def check(config: Config, config_path: Path | None, *, as_json: bool) -> int:
+    """0 when the service would start and a worker would run, 69 when not; a bad file has ended with 78 before."""
+    checks = [
+        Check(name="config", status="pass", message=str(config_path or "built-in defaults")),
+        _check_directory("spool.dir", config.spool.dir),
+        _check_directory("models.dir", config.models.dir),
+        _check_directory("state.dir", config.state.dir),
+        _check_port(config),
+        _check_worker(config),
+    ]
+    _print(checks, as_json=as_json)
+    return HostError.exit_status if any(item.status == "fail" for item in checks) else 0
+
+
+def _check_directory(name: str, path: Path) -> Check:
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir():
+        return Check(name=name, status="fail", message=f"{existing} is not a directory", remedy="move it away")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        message = f"{existing} is not writable by this user"
+        return Check(name=name, status="fail", message=message, remedy="check its owner, or run as the service's user")
+    what = str(path) if existing == path else f"{path} will be made"
+    return Check(name=name, status="pass", message=what)
+
+
+def _check_port(config: Config) -> Check:
+    address = config.metrics.listen
+    host, port = split_address(address)
+    if is_locked(config.state.dir / ".lock"):
+        return Check(name="metrics.listen", status="skip", message=f"{address}: the service is running")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            message = f"{address}: {error.strerror}"
+            return Check(name="metrics.listen", status="fail", message=message, remedy="see `ss -ltnp`")
+    return Check(name="metrics.listen", status="pass", message=address)
+
+
+def _check_worker(config: Config) -> Check:
+    python = sys.executable if config.worker.python == "auto" else config.worker.python
+    remedy = "the interpreter needs torch, numpy, pandas and msgspec"
+    try:
+        result = subprocess.run(
+            [python, "-s", "-c", _PROBE], capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False, cwd="/"
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check(name="worker.python", status="fail", message=f"{python}: {error}", remedy=remedy)
+    if result.returncode != 0:
+        last = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
+        return Check(name="worker.python", status="fail", message=f"{python}: {last}", remedy=remedy)
+    return Check(name="worker.python", status="pass", message=f"{python}: {result.stdout.strip()}")
+
+
+def preflight(config: Config, *, as_json: bool) -> int:
+    """0 when all is well, 1 with a warning or something unknown, 2 when a job would be deferred."""
+    work_dir = next(path for path in (config.state.dir, *config.state.dir.parents) if path.is_dir())
+    checks = worker_preflight.run(config.device, work_dir, num_workers=config.training.num_workers)
+    _print(checks, as_json=as_json)
+    found = {item.status for item in checks}
+    return 2 if "fail" in found else int(bool(found & {"warn", "unknown"}))
+
+
+def _print(checks: list[Check], *, as_json: bool) -> None:
+    if as_json:
+        screen.print_json({"checks": checks})
+        return
+    rows = [(item.name, item.status, item.message + (f". {item.remedy}" if item.remedy else "")) for item in checks]
+    screen.print_table(("CHECK", "STATUS", "FOUND"), rows)

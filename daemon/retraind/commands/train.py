@@ -1,0 +1,123 @@
+"""`retraind train FILE...`: one job in the foreground, through the worker, the gate and the publisher of the service.
+
+Needs no spool and no state directory: its work lies in a temporary directory that is gone afterwards.
+"""
+
+import select
+import signal
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from retraind import events
+from retraind.commands import screen
+from retraind.config import Config
+from retraind.errors import PublishError
+from retraind.job import Job, JobState, Order
+from retraind.report import Candidate, Manifest
+from retraind.supervisor import gate, schedule, status
+from retraind.supervisor.child import Child, Outcome
+from retraind.supervisor.publish import CandidateDamaged, Publisher
+
+EXIT_REJECTED = 1
+
+
+def train(config: Config, files: list[Path], *, as_json: bool) -> int:
+    """Trains on the files as one dataset and publishes; 0, 1 when the gate rejects, else the error's exit status."""
+    publisher = Publisher(config.models.dir, config.models.name)
+    publisher.open()
+    now = datetime.now(UTC)
+    name = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
+    job = Job(
+        id=f"{now:%Y%m%dT%H%M%SZ}-train", name=name, state=JobState.RUNNING, created_at=now, updated_at=now, attempts=1
+    )
+    with tempfile.TemporaryDirectory(prefix="retraind-") as work:
+        _attempt_until_done(job, config, [file.absolute() for file in files], Path(work), quiet=as_json)
+        candidate = msgspec.json.decode((Path(work) / "candidate.json").read_bytes(), type=Candidate)
+        reasons = gate.judge(candidate, config.gate)
+        if reasons:
+            screen.complain("rejected by the gate: " + "; ".join(reason.message for reason in reasons))
+            return EXIT_REJECTED
+        try:
+            manifest = publisher.publish(candidate, Path(work) / "weights.pt", job.id, datetime.now(UTC))
+        except CandidateDamaged as error:
+            raise PublishError("models_dir_unwritable", str(error)) from error
+    _print(manifest, publisher, as_json=as_json)
+    return 0
+
+
+def _attempt_until_done(job: Job, config: Config, files: list[Path], work: Path, *, quiet: bool) -> None:
+    """Attempts by the service's own table of dispositions, without its pauses. Raises the error that ends the job."""
+    while True:
+        error = _attempt(job, config, files, work, quiet=quiet).error
+        if error is None:
+            return
+        step = schedule.next_step(job, error, config, 0)
+        if step.state is not JobState.DEFERRED or step.holds_queue:
+            raise error
+        screen.complain(f"trying again: {error}")
+        changes = {"batch_size": step.batch_size, "precision": step.precision, "attempts": step.attempts + 1}
+        job = msgspec.structs.replace(job, **changes)
+
+
+def _attempt(job: Job, config: Config, files: list[Path], work: Path, *, quiet: bool) -> Outcome:
+    order = Order(
+        job=job.id,
+        attempt=job.attempts,
+        datasets=[str(file) for file in files],
+        work_dir=str(work),
+        socket=str(work / "events.sock"),
+        device=config.device,
+        training=schedule.lowered(config.training, job),
+        data=config.data,
+        log_level=config.log.level if config.log.level != "info" else "warning",  # progress says the rest
+    )
+    child = Child(order, config.worker.python, config.worker)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: child.stop(time.monotonic()))
+    try:
+        child.start(time.monotonic())
+        with screen.JobProgress(job.name, quiet=quiet) as progress:
+            return _watch(child, job.name, progress)
+    finally:
+        child.close()
+
+
+def _watch(child: Child, name: str, progress: screen.JobProgress) -> Outcome:
+    stage = ""
+    while True:
+        poller = select.poll()
+        for fd in child.fds():
+            poller.register(fd, select.POLLIN)
+        poller.poll(max(0.0, min(child.next_deadline() - time.monotonic(), 1.0)) * 1000 + 1)
+        for event in child.read(time.monotonic()):
+            stage = event.name if isinstance(event, events.Stage) else stage
+            progress.show(event, status.describe_work(name, stage, event))
+        outcome = child.poll(time.monotonic())
+        if outcome is not None:
+            return outcome
+
+
+def _print(manifest: Manifest, publisher: Publisher, *, as_json: bool) -> None:
+    if as_json:
+        screen.print_json(manifest)
+        return
+    training, evaluation = manifest.training, manifest.evaluation
+    took = (
+        f"{training.epochs} epochs in {training.seconds:.1f} s on {training.device_name} ({training.precision}), "
+        f"{training.rows_per_second:,.0f} rows/s"
+    )
+    dropped = sum(manifest.dataset.num_dropped.values())
+    screen.print_facts(
+        [
+            ("published", manifest.version),
+            ("weights", publisher.link),
+            ("rows", f"{manifest.dataset.num_rows:,} used, {dropped:,} dropped"),
+            ("metrics", len(manifest.metric_names)),
+            ("training", took),
+            ("held-out loss", f"{evaluation.heldout_loss:.4g} (predicting the mean: {evaluation.mean_loss:.4g})"),
+        ]
+    )  # fmt: skip

@@ -1,0 +1,172 @@
+"""The configuration as frozen, typed values: every key, its default and its range. No I/O.
+
+The defaults suit a server: a configuration file may be empty. Each field's comment is the reason for its default;
+etc/retraind.yaml says the same to operators, and a test holds the two together. Reading YAML is config_file's work.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Device = Literal["auto", "cuda", "cpu"]
+Precision = Literal["auto", "bf16", "fp16", "float32"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+# The model's name becomes a directory and a file name, so it must not leave models.dir.
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+Address = Annotated[str, Meta(pattern=r"^(\[[0-9A-Fa-f:.]*\]|[^:\[\]]*):[0-9]{1,5}$")]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every section."""
+
+
+class SpoolConfig(Section, frozen=True, kw_only=True):
+    """Where datasets arrive; incoming/, active/, done/ and quarantine/ lie below it on one filesystem."""
+
+    dir: Path = Path("/var/spool/retraind")
+
+
+class ModelsConfig(Section, frozen=True, kw_only=True):
+    """Where models are published."""
+
+    dir: Path = Path("/var/models")
+    name: Name = "telemetry_autoencoder"
+
+
+class StateConfig(Section, frozen=True, kw_only=True):
+    """Where jobs are remembered."""
+
+    dir: Path = Path("/var/lib/retraind")
+
+
+class MetricsConfig(Section, frozen=True, kw_only=True):
+    """The HTTP endpoint. Local by default: it has no authentication."""
+
+    listen: Address = "127.0.0.1:10935"
+
+
+class IntakeConfig(Section, frozen=True, kw_only=True):
+    """When a file in incoming/ counts as complete."""
+
+    # Longer than the pause between two writes of cp, scp or rsync over a slow link; short beside a training run.
+    quiet_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 2.0
+    # inotify wakes the service at once; the scan is there for what inotify does not tell.
+    rescan_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 10.0
+    # rsync without --remove-source-files sends everything again once the spool is empty: old data must not become the
+    # live model again. "train" is for those who drop a file twice on purpose.
+    duplicates: Literal["skip", "train"] = "skip"
+
+
+class WorkerConfig(Section, frozen=True, kw_only=True):
+    """The process that trains."""
+
+    # "auto" is the interpreter that runs the service. Another one needs torch, numpy, pandas and msgspec, not retraind.
+    python: str = "auto"
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 3
+    # Importing torch takes up to 15 s on a busy machine, and a stuck driver never comes back.
+    silence_seconds: Seconds = 300.0
+    max_seconds: Seconds = 86_400.0
+    # Below the unit's TimeoutStopSec, so that systemd never has to kill.
+    stop_seconds: Seconds = 15.0
+
+
+class DataConfig(Section, frozen=True, kw_only=True):
+    """What a dataset may be."""
+
+    min_rows: Annotated[int, Meta(ge=2)] = 2  # BatchNorm has no variance below two rows
+    max_bytes: Positive = 64 * 2**30
+    # A gzip file of 1 MB can hold 1 GB: what comes out is bounded on its own.
+    max_uncompressed_bytes: Positive = 256 * 2**30
+    max_columns: Positive = 4096
+    max_line_bytes: Annotated[int, Meta(ge=1024)] = 2**20
+    # Above this share the file is not what its producer meant, and learning from the rest would hide that.
+    max_bad_share: Share = 0.2
+
+
+class TrainingConfig(Section, frozen=True, kw_only=True):
+    """What decides the weights, beside the data."""
+
+    epochs: Annotated[int, Meta(ge=1, le=100_000)] = 5
+    batch_size: Annotated[int, Meta(ge=2, le=2**24)] = 2048
+    learning_rate: Annotated[float, Meta(gt=0, le=10)] = 1e-3
+    weight_decay: Annotated[float, Meta(ge=0, le=10)] = 1e-4
+    precision: Precision = "auto"
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    # Batches are gathered from memory in the training process: faster than any number of loader processes.
+    num_workers: Annotated[int, Meta(ge=0, le=64)] = 0
+    # One thread: for a net this small a second one gains 1.4 times on an idle machine and loses 20 times on a busy one.
+    num_threads: Annotated[int, Meta(ge=1, le=1024)] = 1
+    holdout_share: Annotated[float, Meta(ge=0, le=0.5)] = 0.1
+
+
+class GateConfig(Section, frozen=True, kw_only=True):
+    """What a candidate must show before it is published."""
+
+    # In units of the metrics' own variance: 1.0 is a model no better than predicting each metric's mean.
+    max_heldout_loss: Annotated[float, Meta(gt=0)] | None = None
+
+
+class LogConfig(Section, frozen=True, kw_only=True):
+    """What goes to the journal."""
+
+    level: LogLevel = "info"
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """All of it. Paths are absolute once config_file has read them."""
+
+    device: Device = "auto"
+    spool: SpoolConfig = SpoolConfig()
+    models: ModelsConfig = ModelsConfig()
+    state: StateConfig = StateConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    intake: IntakeConfig = IntakeConfig()
+    worker: WorkerConfig = WorkerConfig()
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+    gate: GateConfig = GateConfig()
+    log: LogConfig = LogConfig()
+
+
+# A reload can not move these: files, sockets and locks stand there. A change is named and waits for a restart.
+RESTART_KEYS: tuple[str, ...] = ("spool.dir", "models.dir", "models.name", "state.dir", "metrics.listen")
+
+
+def get_key(config: Config, key: str) -> object:
+    """The value of a dotted key."""
+    value: object = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def restart_changes(old: Config, new: Config) -> list[str]:
+    """The keys that differ and take effect at a restart only."""
+    return [key for key in RESTART_KEYS if get_key(old, key) != get_key(new, key)]
+
+
+def keep_restart_keys(old: Config, new: Config) -> Config:
+    """`new`, with the keys that only a restart can change as they are in `old`."""
+    return msgspec.structs.replace(new, spool=old.spool, models=old.models, state=old.state, metrics=old.metrics)
+
+
+def settings_fingerprint(config: Config) -> str:
+    """Names what decides the weights beside the data: two jobs with one content and one fingerprint are duplicates."""
+    decisive = (config.device, config.data, config.training, config.models.name)
+    return hashlib.sha256(msgspec.json.encode(decisive)).hexdigest()[:16]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[v6]:port`; an empty host is every interface. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    number = int(port)
+    if number > 65_535:
+        raise ValueError(f"port {number} is above 65535")
+    return host.strip("[]"), number

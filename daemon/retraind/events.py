@@ -1,0 +1,131 @@
+"""The wire protocol from worker to supervisor: one JSON object a line, in an envelope.
+
+Envelope: v (protocol), job, attempt, seq, t (seconds since the epoch), kind, and the kind's own fields in `body`.
+A worker sends `hello` first and exactly one of `finished` and `failed` last. Readers count and ignore kinds they do
+not know; a line that is not an envelope raises ProtocolError.
+"""
+
+import msgspec
+
+from retraind.report import Dataset
+
+PROTOCOL = 1
+# The longest legal line: `ingested` with 4096 metric names of 200 bytes.
+MAX_LINE_BYTES = 2**20
+
+
+class ProtocolError(Exception):
+    """The peer sent something that is not an event."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
+    """Base of the kinds below; the tag on the wire is the class's name in lower case."""
+
+
+class Hello(Event, frozen=True, kw_only=True):
+    """The worker runs."""
+
+    pid: int
+    python: str
+
+
+class Stage(Event, frozen=True, kw_only=True):
+    """A stage begins: preflight, ingest, import, train, evaluate."""
+
+    name: str
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One preflight check: status is pass, warn, fail, skip or unknown."""
+
+    name: str
+    status: str
+    message: str
+    remedy: str = ""
+
+
+class Checked(Event, frozen=True, kw_only=True):
+    """Preflight is done."""
+
+    checks: list[Check]
+
+
+class Ingested(Event, frozen=True, kw_only=True):
+    """The dataset is read, scaled and cached."""
+
+    dataset: Dataset
+
+
+class Progress(Event, frozen=True, kw_only=True):
+    """Where training stands. `loss` is the running mean of this epoch, None before it is known."""
+
+    epoch: int
+    epochs: int
+    loss: float | None
+    rows_per_second: float
+    seconds_left: float
+    device: str
+
+
+class Heartbeat(Event, frozen=True, kw_only=True):
+    """Sent from the work loop when nothing else is: `done_share` of the running stage, None when unknown."""
+
+    done_share: float | None = None
+
+
+class Finished(Event, frozen=True, kw_only=True):
+    """The candidate lies complete and durable in the work directory."""
+
+    weights_sha256: str
+    peak_bytes: int = 0
+
+
+class Failed(Event, frozen=True, kw_only=True):
+    """The worker gives up; its exit status tells the family, this the details."""
+
+    code: str
+    message: str
+    line: int | None = None
+    column: int | None = None
+    remedy: str = ""
+
+
+KINDS: dict[str, type[Event]] = {
+    kind.__name__.lower(): kind for kind in (Hello, Stage, Checked, Ingested, Progress, Heartbeat, Finished, Failed)
+}
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """What every line carries."""
+
+    v: int
+    job: str
+    attempt: int
+    seq: int
+    t: float
+    kind: str
+    body: msgspec.Raw
+
+
+def encode(event: Event, *, job: str, attempt: int, seq: int, t: float) -> bytes:
+    """One line, newline included."""
+    kind = type(event).__name__.lower()
+    body = msgspec.Raw(msgspec.json.encode(event))
+    return (
+        msgspec.json.encode(Envelope(v=PROTOCOL, job=job, attempt=attempt, seq=seq, t=t, kind=kind, body=body)) + b"\n"
+    )
+
+
+def decode(line: bytes) -> tuple[Envelope, Event | None]:
+    """The envelope and its event; None for a kind or a protocol version that this side does not know.
+
+    Raises ProtocolError for anything that is not a well-formed envelope of a well-formed event.
+    """
+    try:
+        envelope = msgspec.json.decode(line, type=Envelope)
+        kind = KINDS.get(envelope.kind)
+        if kind is None or envelope.v != PROTOCOL:
+            return envelope, None
+        return envelope, msgspec.json.decode(envelope.body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"not an event: {error}: {line[:200]!r}") from error

@@ -1,0 +1,140 @@
+"""What a worker finds out and what a model carries with it: dataset, training, evaluation, candidate, manifest.
+
+Plain typed facts that cross the process border as JSON and end in a version's manifest. No I/O, no clock.
+"""
+
+from datetime import datetime
+
+import msgspec
+
+# Problems of single rows that a report lists in full; beyond that they are only counted.
+MAX_PROBLEMS = 20
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of everything here."""
+
+
+class IgnoredColumn(Fact, frozen=True, kw_only=True):
+    """A column that is not used as a metric, and why: `not_numeric`, `empty`."""
+
+    name: str
+    reason: str
+
+
+class Problem(Fact, frozen=True, kw_only=True):
+    """One row or cell that could not be used. Line and column count from 1; `reason` is a key of num_dropped."""
+
+    line: int
+    reason: str
+    column: int | None = None
+    text: str = ""
+
+
+class Dataset(Fact, frozen=True, kw_only=True):
+    """What was understood of a dataset. `num_rows` counts the rows that are used."""
+
+    name: str
+    sha256: str
+    num_bytes: int
+    format: str
+    num_rows: int
+    num_dropped: dict[str, int]
+    metric_names: list[str]
+    ignored_columns: list[IgnoredColumn]
+    constant_metrics: list[str] = []
+    problems: list[Problem] = []
+
+
+class Scaler(Fact, frozen=True, kw_only=True):
+    """Centre and scale per metric, in the order of metric_names: scaled = (raw - centre) / scale, in float64.
+
+    A constant metric has scale 1.0 and its scaled values are 0 in the data it was learned from.
+    """
+
+    centre: list[float]
+    scale: list[float]
+
+
+class TrainingReport(Fact, frozen=True, kw_only=True):
+    """How the weights came about. Losses are means over rows and metrics of the squared error of scaled values."""
+
+    epochs: int
+    batch_size: int
+    num_steps: int
+    epoch_losses: list[float]
+    seconds: float
+    rows_per_second: float
+    device: str
+    device_name: str
+    precision: str
+    seed: int
+    num_skipped_steps: int = 0
+
+
+class Evaluation(Fact, frozen=True, kw_only=True):
+    """Held-out error. `mean_loss` is what predicting each metric's mean would reach on the same rows.
+
+    `num_heldout_rows` is 0 when the dataset was too small to hold rows out; the losses are then of the training rows.
+    """
+
+    num_heldout_rows: int
+    heldout_loss: float
+    mean_loss: float
+
+
+class TensorFact(Fact, frozen=True, kw_only=True):
+    """One tensor of a state_dict as it was read back from the candidate's file."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+    is_finite: bool
+
+
+class ModelShape(Fact, frozen=True, kw_only=True):
+    """The architecture: input_dim - 24 - latent_dim - 24 - input_dim."""
+
+    input_dim: int
+    hidden_dim: int
+    latent_dim: int
+
+
+class Candidate(Fact, frozen=True, kw_only=True):
+    """A trained model on offer: the facts that the gate judges and the manifest keeps.
+
+    The weights lie beside it as weights.pt; `weights_sha256` is of that file's bytes. `tensors` was read back from
+    them, `expected` is what the architecture prescribes.
+    """
+
+    weights_sha256: str
+    weights_bytes: int
+    shape: ModelShape
+    dataset: Dataset
+    scaler: Scaler
+    training: TrainingReport
+    evaluation: Evaluation
+    tensors: list[TensorFact]
+    expected: list[TensorFact]
+    versions: dict[str, str]
+
+
+class Manifest(Fact, frozen=True, kw_only=True):
+    """What lies beside a published weights.pt as manifest.json."""
+
+    version: str
+    sequence: int
+    model_name: str
+    published_at: datetime
+    job: str
+    weights_sha256: str
+    weights_bytes: int
+    shape: ModelShape
+    metric_names: list[str]
+    scaler: Scaler
+    threshold: float | None
+    dataset: Dataset
+    training: TrainingReport
+    evaluation: Evaluation
+    versions: dict[str, str]
+    schema: int = 1

@@ -1,0 +1,111 @@
+"""What is owed after training: the gate's verdict, the publication, and the dataset's last move.
+
+A trained job is published before anything else is trained, in order; an ended job is written down before its file is
+moved, so after a crash only the move is repeated. Raises PublishError and OSError: the loop waits and calls again.
+"""
+
+import logging
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from retraind.config import Config
+from retraind.job import Job, JobState, Reason, advance
+from retraind.report import Candidate
+from retraind.supervisor import gate
+from retraind.supervisor.ledger import Ledger
+from retraind.supervisor.metrics import Metrics
+from retraind.supervisor.publish import CandidateDamaged, Publisher
+from retraind.supervisor.spool import Spool
+
+log = logging.getLogger(__name__)
+
+
+class Filing:
+    """Trained jobs on their way to the models directory, ended ones on their way to done/ or quarantine/."""
+
+    def __init__(self, spool: Spool, ledger: Ledger, publisher: Publisher, metrics: Metrics) -> None:
+        self._spool, self._ledger, self._publisher, self._metrics = spool, ledger, publisher, metrics
+        self.unfiled: dict[str, Job] = {}
+
+    def trained(self) -> Job | None:
+        """The oldest job whose candidate waits for publication."""
+        found = (job for job in self._ledger.open_jobs.values() if job.state is JobState.TRAINED)
+        return min(found, key=lambda job: job.id, default=None)
+
+    @property
+    def is_owed(self) -> bool:
+        """True while something waits here."""
+        return bool(self.unfiled) or self.trained() is not None
+
+    def publish(self, config: Config) -> None:
+        """Judges and publishes the oldest trained job, if there is one. Raises PublishError."""
+        job = self.trained()
+        if job is None:
+            return
+        candidate = self._ledger.candidate(job.id)
+        if candidate is None:
+            self._train_again(job, "its candidate is gone or damaged")
+            return
+        reasons = gate.judge(candidate, config.gate)
+        if reasons:
+            message = "; ".join(reason.message for reason in reasons[:5])
+            reason = Reason(code=reasons[0].code, message=message)
+            self.finish(advance(job, JobState.REJECTED, datetime.now(UTC), reason=reason))
+            return
+        self._publish(job, candidate)
+
+    def _publish(self, job: Job, candidate: Candidate) -> None:
+        started_at = time.monotonic()
+        weights = self._ledger.work_dir(job.id) / "weights.pt"
+        try:
+            manifest = self._publisher.publish(candidate, weights, job.id, datetime.now(UTC))
+        except CandidateDamaged as error:
+            self._train_again(job, str(error))
+            return
+        self._metrics.stage_ended("publish", time.monotonic() - started_at)
+        self._metrics.published(manifest)
+        changes = {"version": manifest.version, "sha256": candidate.dataset.sha256, "reason": None}
+        self.finish(advance(job, JobState.PUBLISHED, datetime.now(UTC), **changes))
+        evaluation = manifest.evaluation
+        log.info(
+            "job %s: published %s from %s, held-out loss %.4g (predicting the mean: %.4g)",
+            *(job.id, manifest.version, job.name, evaluation.heldout_loss, evaluation.mean_loss),
+        )
+
+    def _train_again(self, job: Job, why: str) -> None:
+        log.error("job %s: %s: training again", job.id, why)
+        self._ledger.fresh_work_dir(job.id)
+        self._ledger.save(advance(job, JobState.QUEUED, datetime.now(UTC)))
+
+    def finish(self, job: Job) -> None:
+        """The job's end, written down first; its dataset is moved by `file`."""
+        self._ledger.save(job)
+        self.unfiled[job.id] = job
+        seconds = max(0.0, (job.updated_at - job.created_at).total_seconds())
+        self._metrics.job_ended(job.state.value, job.reason.code if job.reason else "", seconds)
+        if job.reason is not None:
+            level = logging.INFO if job.state is JobState.DUPLICATE else logging.ERROR
+            log.log(level, "job %s: %s %s: %s", job.id, job.name, job.state.value, job.reason)
+
+    def file(self) -> None:
+        """Moves the datasets of ended jobs to where they belong. Raises OSError; the rest is moved the next time."""
+        for job in list(self.unfiled.values()):
+            if job.state in (JobState.QUARANTINED, JobState.REJECTED):
+                assert job.reason is not None
+                self._spool.quarantine(job.id, job.reason, sha256=job.sha256, attempts=job.attempts)
+            elif self._was_written_to(job):
+                log.warning("job %s: %s was written to after it was read: it is a new dataset", job.id, job.name)
+                self._spool.give_back(job.id)
+            else:
+                self._spool.archive(job.id)
+            del self.unfiled[job.id]
+            self._ledger.close(job)
+
+    def _was_written_to(self, job: Job) -> bool:
+        """A producer may hold the file open longer than the quiet window and where leases do not tell."""
+        source = self._spool.dataset(job.id)
+        if source is None or not job.mtime_ns:
+            return False
+        info = Path(source.decode("utf-8", "surrogateescape")).lstat()
+        return (info.st_size, info.st_mtime_ns) != (job.num_bytes, job.mtime_ns)

@@ -1,0 +1,58 @@
+"""Whether a candidate may be published: a pure verdict on the facts that the worker measured. No I/O, no torch.
+
+The worker reads its own file back and reports what is in it; this module decides, and the process that decides is
+the process that publishes.
+"""
+
+import math
+
+from retraind.config import GateConfig
+from retraind.job import Reason
+from retraind.report import Candidate
+
+
+def judge(candidate: Candidate, config: GateConfig) -> list[Reason]:
+    """Every reason against the candidate; an empty list accepts it."""
+    return [*_shape_reasons(candidate), *_finite_reasons(candidate), *_loss_reasons(candidate, config)]
+
+
+def _shape_reasons(candidate: Candidate) -> list[Reason]:
+    found = {tensor.name: (tensor.shape, tensor.dtype) for tensor in candidate.tensors}
+    expected = {tensor.name: (tensor.shape, tensor.dtype) for tensor in candidate.expected}
+    reasons = []
+    for name in sorted(expected.keys() | found.keys()):
+        if found.get(name) != expected.get(name):
+            message = (
+                f"{name}: the file has {found.get(name, 'nothing')}, the model needs {expected.get(name, 'nothing')}"
+            )
+            reasons.append(Reason(code="wrong_tensors", message=message))
+    if not expected:
+        reasons.append(Reason(code="wrong_tensors", message="the candidate names no tensors"))
+    num_metrics = len(candidate.dataset.metric_names)
+    lengths = {num_metrics, candidate.shape.input_dim, len(candidate.scaler.centre), len(candidate.scaler.scale)}
+    if len(lengths) != 1:
+        message = f"metrics, input width, centres and scales must be equally many, not {sorted(lengths)}"
+        reasons.append(Reason(code="wrong_tensors", message=message))
+    return reasons
+
+
+def _finite_reasons(candidate: Candidate) -> list[Reason]:
+    reasons = [
+        Reason(code="non_finite_weights", message=f"{tensor.name} holds NaN or infinity")
+        for tensor in candidate.tensors
+        if not tensor.is_finite
+    ]
+    scaler = candidate.scaler
+    if not all(map(math.isfinite, [*scaler.centre, *scaler.scale])) or not all(scale > 0 for scale in scaler.scale):
+        reasons.append(Reason(code="non_finite_weights", message="the scaler is not finite and positive"))
+    return reasons
+
+
+def _loss_reasons(candidate: Candidate, config: GateConfig) -> list[Reason]:
+    loss = candidate.evaluation.heldout_loss
+    if not math.isfinite(loss):
+        return [Reason(code="non_finite_loss", message=f"the held-out loss is {loss}")]
+    if config.max_heldout_loss is not None and loss > config.max_heldout_loss:
+        message = f"the held-out loss {loss:.6g} is above gate.max_heldout_loss {config.max_heldout_loss:.6g}"
+        return [Reason(code="loss_above_limit", message=message)]
+    return []

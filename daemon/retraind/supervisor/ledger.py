@@ -1,0 +1,153 @@
+"""The jobs on disk: /var/lib/retraind/jobs/<id>/job.json, and the work directory of each.
+
+Each change of a job is written (fsync, rename) before it is acted on, so a crash at any point leaves the last step
+known. Remembers which content was published with which settings. Raises OSError when the disk fails.
+"""
+
+import logging
+import os
+import secrets
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from retraind import fsio
+from retraind.errors import HostError
+from retraind.job import FINAL_STATES, Job, JobState
+from retraind.locks import take_lock
+from retraind.report import Candidate
+
+log = logging.getLogger(__name__)
+
+# Records of ended jobs kept for `retraind jobs` and for recognising duplicates: 1 KB each, read once at start.
+KEEP_RECORDS = 10_000
+
+
+class Ledger:
+    """Every job that is not ended, in memory and on disk, and the ended ones on disk."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+        self.jobs_dir = state_dir / "jobs"
+        self.open_jobs: dict[str, Job] = {}
+        self.num_bad_records = 0
+        self._published: dict[tuple[str, str], str] = {}
+        self._num_records = 0
+
+    def open(self) -> None:
+        """Creates the directory, takes its lock. Raises HostError state_unusable, or already_running."""
+        try:
+            fsio.make_dir(self.jobs_dir, 0o750)
+        except OSError as error:
+            remedy = "check state.dir and its owner"
+            raise HostError("state_unusable", f"{self.state_dir}: {error}", remedy=remedy) from error
+        take_lock(self.state_dir / ".lock", f"the state directory {self.state_dir}")
+        if not os.access(self.jobs_dir, os.R_OK | os.W_OK | os.X_OK):
+            raise HostError("state_unusable", f"{self.jobs_dir} is not writable", remedy="check its owner and mode")
+
+    def load(self) -> list[Job]:
+        """Finds every job on disk again; returns the ended ones. A damaged record is put aside and counted."""
+        ended: list[Job] = []
+        self.open_jobs, self._published, self._num_records = {}, {}, 0
+        for directory in sorted(self.jobs_dir.iterdir()):
+            if not directory.is_dir():
+                continue
+            job = self._read(directory)
+            if job is None:
+                continue
+            self._num_records += 1
+            if job.state in FINAL_STATES:
+                ended.append(job)
+                self._index(job)
+            else:
+                self.open_jobs[job.id] = job
+        return ended
+
+    def _read(self, directory: Path) -> Job | None:
+        path = directory / "job.json"
+        try:
+            job = msgspec.json.decode(path.read_bytes(), type=Job)
+        except FileNotFoundError:
+            return None
+        except msgspec.MsgspecError as error:
+            self.num_bad_records += 1
+            log.error("%s is damaged (%s): put aside as job.json.bad, the dataset is taken anew", path, error)
+            path.rename(directory / "job.json.bad")
+            return None
+        return job
+
+    def new_id(self, now: datetime) -> str:
+        """A job id that sorts by time and is unique here."""
+        while True:
+            job_id = f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+            if not (self.jobs_dir / job_id).exists():
+                return job_id
+
+    def save(self, job: Job) -> Job:
+        """Writes the job down; when it returns, the step is durable and may be acted on."""
+        directory = self.jobs_dir / job.id
+        fsio.make_dir(directory, 0o750)
+        fsio.write_atomic(directory / "job.json", msgspec.json.encode(job), mode=0o640)
+        if job.state in FINAL_STATES:
+            self.open_jobs.pop(job.id, None)
+            self._index(job)
+        else:
+            self.open_jobs[job.id] = job
+        return job
+
+    def _index(self, job: Job) -> None:
+        if job.state is JobState.PUBLISHED and job.sha256:
+            self._published[job.sha256, job.settings] = job.id
+
+    def published_before(self, sha256: str, settings: str) -> str | None:
+        """The job that published this content with these settings, as far back as records are kept."""
+        return self._published.get((sha256, settings))
+
+    def work_dir(self, job_id: str) -> Path:
+        """Where the worker keeps its cache and leaves its candidate."""
+        return self.jobs_dir / job_id / "work"
+
+    def fresh_work_dir(self, job_id: str) -> Path:
+        """An empty work directory: what an earlier attempt left is gone before the next one starts."""
+        path = self.work_dir(job_id)
+        shutil.rmtree(path, ignore_errors=True)
+        fsio.make_dir(path, 0o750)
+        return path
+
+    def candidate(self, job_id: str) -> Candidate | None:
+        """The finished candidate of a job, or None. The worker writes candidate.json last, so it is whole or absent."""
+        try:
+            data = (self.work_dir(job_id) / "candidate.json").read_bytes()
+            return msgspec.json.decode(data, type=Candidate)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def close(self, job: Job) -> None:
+        """Frees what an ended job no longer needs, and the oldest records beyond the limit."""
+        if job.state is not JobState.REJECTED:  # a rejected candidate is kept: somebody will want to look at it
+            shutil.rmtree(self.work_dir(job.id), ignore_errors=True)
+        self._num_records += 1
+        if self._num_records > KEEP_RECORDS * 1.1:
+            self._prune()
+
+    def _prune(self) -> None:
+        names = sorted(path.name for path in self.jobs_dir.iterdir())
+        for name in names[: len(names) - KEEP_RECORDS]:
+            if name not in self.open_jobs:
+                shutil.rmtree(self.jobs_dir / name, ignore_errors=True)
+        self._num_records = min(len(names), KEEP_RECORDS)
+        kept = set(names[-KEEP_RECORDS:])
+        self._published = {key: job_id for key, job_id in self._published.items() if job_id in kept}
+
+
+def read_jobs(state_dir: Path) -> list[Job]:
+    """Every readable job record, oldest first: for the command line, beside a running service."""
+    jobs = []
+    for path in sorted((state_dir / "jobs").glob("*/job.json")):
+        try:
+            jobs.append(msgspec.json.decode(path.read_bytes(), type=Job))
+        except (OSError, msgspec.MsgspecError):
+            continue
+    return jobs

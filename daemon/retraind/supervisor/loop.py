@@ -1,0 +1,262 @@
+"""The loop: one thread owns all state. Wakes, tends the worker, settles what is owed, scans, starts the next job.
+
+Each step may fail for the machine's sake and is then tried again after a pause, said in STATUS, the log and a metric;
+it never takes a dataset's blame. Nothing here takes time in proportion to a file's size, and every wait is bounded.
+"""
+
+import logging
+import select
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from retraind import config_file, logs
+from retraind.config import Config, keep_restart_keys, restart_changes
+from retraind.errors import ConfigError, HostError, PublishError
+from retraind.supervisor import schedule, status
+from retraind.supervisor.attempt import Attempt
+from retraind.supervisor.faults import OF_WORKER, Faults
+from retraind.supervisor.filing import Filing
+from retraind.supervisor.ledger import Ledger
+from retraind.supervisor.metrics import Metrics
+from retraind.supervisor.publish import Publisher
+from retraind.supervisor.queue import Queue
+from retraind.supervisor.recovery import recover
+from retraind.supervisor.spool import Spool, printable
+from retraind.supervisor.systemd import Systemd
+from retraind.supervisor.wake import Wake
+
+log = logging.getLogger(__name__)
+
+# The longest sleep: what is shown and checked is never older, and an idle service still costs next to nothing.
+_LONGEST_WAIT_SECONDS = 10.0
+# While something moves, the line in STATUS moves about once a second.
+_PROGRESS_SECONDS = 1.0
+# Beyond this without a turn the loop is stuck: /-/healthy says so.
+STUCK_SECONDS = 60.0
+
+
+class Loop:
+    """The running service. `run` returns after a stop."""
+
+    def __init__(
+        self,
+        config: Config,
+        config_path: Path | None,
+        spool: Spool,
+        ledger: Ledger,
+        publisher: Publisher,
+        metrics: Metrics,
+        faults: Faults,
+        systemd: Systemd,
+        wake: Wake,
+    ) -> None:
+        self._config, self._config_path = config, config_path
+        self._spool, self._ledger, self._publisher = spool, ledger, publisher
+        self._metrics, self._faults, self._systemd, self._wake = metrics, faults, systemd, wake
+        self._queue = Queue(config, spool, ledger, wake, metrics)
+        self._filing = Filing(spool, ledger, publisher, metrics)
+        self._attempt = Attempt(spool, ledger, self._queue, self._filing, faults, metrics)
+        self._stopping = False
+        self._recovery_due = True
+        self._settle_at = 0.0  # when what is owed is tried again
+        self._num_setbacks = 0
+        self.turned_at = time.monotonic()
+        self.state, self.text = "starting", "starting"
+        self._told_at = 0.0  # when the line was last told
+
+    def run(self) -> None:
+        """Until a stop is asked for and the worker is gone."""
+        self._turn()
+        self._systemd.ready()
+        log.info("ready: watching %s, publishing to %s", self._spool.incoming, self._publisher.link)
+        while not (self._stopping and self._attempt.child is None):
+            self._wait()
+            self._turn()
+        self._queue.close()
+
+    def _turn(self) -> None:
+        now = self.turned_at = time.monotonic()
+        for wish in self._wake.take():
+            self._on_wish(wish, now)
+        for step in (self._recover, self._tend, self._settle, self._look, self._start_next):
+            self._guarded(step, now)
+        self._report(time.monotonic())
+
+    def _guarded(self, step: Callable[[float], None], now: float) -> None:
+        """A step that meets a broken disk may leave a change half made: recovery finds it, after a pause."""
+        try:
+            step(now)
+        except OSError as error:
+            self._faults.show("state", f"{error.filename or step.__name__.strip('_')}: {error.strerror or error}")
+            self._pause(now)
+            self._queue.hold_until = self._settle_at
+            self._recovery_due = True
+
+    def _pause(self, now: float) -> None:
+        self._num_setbacks += 1
+        self._settle_at = now + schedule.backoff(self._num_setbacks)
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        times = [now + _LONGEST_WAIT_SECONDS]
+        child = self._attempt.child
+        if not self._stopping:
+            times.append(self._queue.scan_at)
+        if child is not None:
+            times += [child.next_deadline(), now + _PROGRESS_SECONDS]
+        elif not self._stopping and not self._faults.is_blocking:
+            retry_at = self._queue.next_try(now)
+            times += [] if retry_at is None else [retry_at]
+        if self._filing.is_owed or self._recovery_due:
+            times.append(self._settle_at)
+        if self._systemd.ping_seconds is not None:
+            times.append(now + self._systemd.ping_seconds)
+        if self.state not in ("idle", "starting") or self._describe(now) != (self.state, self.text):
+            times.append(self._told_at + _PROGRESS_SECONDS if now < self._told_at + _PROGRESS_SECONDS else now + 1)
+        poller = select.poll()
+        for fd in [self._wake.fd, *(child.fds() if child else [])]:
+            poller.register(fd, select.POLLIN)
+        poller.poll(max(0.0, min(times) - now) * 1000 + 1)
+
+    def _on_wish(self, wish: str, now: float) -> None:
+        if wish == "scan":
+            self._queue.scan_at = now
+        elif wish == "reload":
+            self._reload()
+        elif wish == "stop" and not self._stopping:
+            log.info("stopping")
+            self._stopping = True
+            self._systemd.stopping()
+            self._attempt.stop(now)
+
+    def _reload(self) -> None:
+        """All of the new configuration or none of it. A running job keeps what it was started with."""
+        self._systemd.reloading()
+        try:
+            new = config_file.load(self._config_path)
+        except ConfigError as error:
+            log.error("reload refused, the configuration in force stays:\n%s", error.message)
+            self._metrics.config_reloaded(success=False)
+            self._faults.show("config", "the configuration file has errors, the one in force stays")
+        else:
+            for key in restart_changes(self._config, new):
+                log.warning("%s has changed: it takes effect at the next restart", key)
+            self._config = keep_restart_keys(self._config, new)
+            logs.set_level(self._config.log.level)
+            self._queue.reconfigure(self._config)
+            self._metrics.config_reloaded(success=True)
+            self._faults.heal("config")
+            log.info("configuration reloaded")
+        self._systemd.ready()
+
+    def _recover(self, now: float) -> None:
+        if not self._recovery_due or now < self._settle_at:
+            return
+        running = self._attempt.job
+        found = recover(self._spool, self._ledger, datetime.now(UTC), running.id if running else "")
+        self._filing.unfiled = {job.id: job for job in found.unfiled}
+        for job in found.interrupted:
+            # A job that takes the service down with it must not keep the others waiting for ever.
+            if job.num_interruptions > 1:
+                self._queue.retry_at(job.id, now + schedule.backoff(job.num_interruptions - 1))
+        self._metrics.bad_records(self._ledger.num_bad_records)
+        live = self._publisher.live()
+        if live is not None:
+            self._metrics.published(live)
+        self._recovery_due, self._num_setbacks = False, 0
+        self._faults.heal("state")
+
+    def _tend(self, now: float) -> None:
+        self._attempt.tend(self._config, now)
+
+    def _settle(self, now: float) -> None:
+        """Publishes and files what is owed; a fault of the models directory or the spool is waited out here."""
+        if now < self._settle_at or self._recovery_due or not self._filing.is_owed:
+            return
+        try:
+            self._filing.publish(self._config)
+            self._faults.heal("models")
+        except PublishError as error:
+            self._metrics.publish_failed()
+            self._faults.show("models", error.message)
+            self._pause(now)
+        try:
+            self._filing.file()
+            self._faults.heal("filing")
+        except OSError as error:
+            self._faults.show("filing", f"{error.filename2 or error.filename}: {error.strerror}")
+            self._pause(now)
+        if now >= self._settle_at:
+            self._num_setbacks = 0
+
+    def _look(self, now: float) -> None:
+        if now < self._queue.scan_at or self._stopping:
+            return
+        try:
+            self._queue.look(now)
+            self._faults.heal("spool")
+        except (HostError, OSError) as error:
+            self._faults.show("spool", error.message if isinstance(error, HostError) else str(error))
+        if self._filing.trained() is None:
+            try:
+                self._publisher.check()
+                self._faults.heal("models")
+            except PublishError as error:
+                self._faults.show("models", error.message)
+
+    def _start_next(self, now: float) -> None:
+        """One job at a time; what is trained is published first, and nothing is trained that could not be."""
+        if self._attempt.child is not None or self._stopping or self._recovery_due:
+            return
+        if self._faults.is_blocking or self._filing.trained() is not None:
+            return
+        job = self._queue.take(now)
+        if job is not None:
+            self._attempt.start(job, self._config, now)
+
+    def _report(self, now: float) -> None:
+        self._systemd.watchdog(now)
+        self._metrics.ready(not self._faults.is_blocking)
+        state, text = self._describe(now)
+        if state == self.state and (text == self.text or now < self._told_at + _PROGRESS_SECONDS):
+            return
+        self.state, self.text, self._told_at = state, text, now
+        self._systemd.status(text)
+        job = self._attempt.job
+        current = status.Status(
+            state=state,
+            text=text,
+            updated_at=datetime.now(UTC),
+            job=job.id if job else "",
+            num_ready=len(self._queue.scan.ready),
+            num_settling=len(self._queue.scan.settling),
+            live_version=self._publisher.live_version(),
+            faults=dict(self._faults.texts),
+        )
+        with suppress(OSError):  # a full disk is said elsewhere
+            status.write(self._ledger.state_dir, current)
+
+    def _describe(self, now: float) -> tuple[str, str]:
+        queue = status.waiting(len(self._queue.scan.ready))
+        child, job = self._attempt.child, self._attempt.job
+        if self._stopping:
+            return "stopping", "stopping" + (": waiting for the worker to end" if child else "")
+        if child is not None and job is not None:
+            return "working", status.describe_work(job.name, self._attempt.stage, child.last) + queue
+        if self._faults.texts:
+            name, text = next(iter(self._faults.texts.items()))
+            state = "deferred" if name in OF_WORKER else "degraded"
+            pause = max(self._queue.hold_until, self._settle_at) - now
+            return state, f"{state}: {text}{status.next_try(pause)}{queue}"
+        waiting = next(iter(self._ledger.open_jobs.values()), None)
+        if waiting is not None and waiting.reason is not None:
+            pause = (self._queue.next_try(now) or now) - now
+            return "deferred", f"deferred: {waiting.name}: {waiting.reason.code}{status.next_try(pause)}{queue}"
+        if self._queue.scan.settling:
+            name = printable(self._queue.scan.settling[0].name)
+            return "settling", f"waiting for {name} to be complete{queue}"
+        live = self._publisher.live_version()
+        return "idle", f"idle: {f'{live} is live' if live else 'no model published yet'}{queue}"

@@ -1,0 +1,148 @@
+"""Which job is next: jobs that are due again, oldest first, then the files of incoming/ by mtime and name.
+
+Owns the scan of incoming/, the watch on it, the pauses between attempts and the claim. Files wait in incoming/ until
+a worker is free, so a queue of any length costs one directory entry each. Raises OSError for a disk that fails.
+"""
+
+import logging
+import time
+from datetime import UTC, datetime
+
+from retraind.config import Config
+from retraind.job import Job, JobState, Reason
+from retraind.supervisor.intake import Entry, Intake, Obstacle, Scan
+from retraind.supervisor.ledger import Ledger
+from retraind.supervisor.metrics import Metrics
+from retraind.supervisor.spool import Spool, printable
+from retraind.supervisor.wake import POLL_SECONDS, Wake, Watch
+
+log = logging.getLogger(__name__)
+
+# A queue is read again before a choice is made from it, since an older file may have come; not for each of thousands.
+_FRESH_SCAN_SECONDS = 0.5
+
+
+class Queue:
+    """What waits, in incoming/ and among the open jobs."""
+
+    def __init__(self, config: Config, spool: Spool, ledger: Ledger, wake: Wake, metrics: Metrics) -> None:
+        self._config = config
+        self._spool, self._ledger, self._wake, self._metrics = spool, ledger, wake, metrics
+        self._intake = Intake(spool.incoming, config.intake.quiet_seconds)
+        self._watch = Watch(spool.incoming, wake)
+        self.scan = Scan()
+        self._scanned_at = 0.0
+        self.scan_at = 0.0  # monotonic time of the next look
+        self.hold_until = 0.0  # the machine is at fault: no job before this time
+        self._due: dict[str, float] = {}
+
+    def reconfigure(self, config: Config) -> None:
+        """Takes the new intervals; what was held is tried again, since the new values may be what it waits for."""
+        self._config = config
+        self._intake.quiet_seconds = config.intake.quiet_seconds
+        self.hold_until = self.scan_at = 0.0
+
+    def look(self, now: float) -> None:
+        """Scans when it is time. Raises HostError for a spool that is not usable, OSError."""
+        if now < self.scan_at:
+            return
+        self.scan_at = now + POLL_SECONDS  # should anything below raise
+        self._spool.check()
+        self._watch.tend(now)
+        self._rescan(now)
+        for entry in self.scan.refused:
+            if not entry.is_reported:
+                self._refuse(entry)
+
+    def _rescan(self, now: float) -> None:
+        self.scan = self._intake.scan(now, time.time())
+        self._scanned_at = now
+        interval = self._config.intake.rescan_seconds
+        if self._watch.mode == "poll":
+            interval = min(interval, POLL_SECONDS)
+        due = now + interval
+        self.scan_at = due if self.scan.next_due is None else min(due, self.scan.next_due)
+        self._metrics.scanned(self.scan, self._spool, self._watch.mode, self._wake.num_events)
+
+    def take(self, now: float) -> Job | None:
+        """The next job to run, QUEUED or DEFERRED and durable on disk, or None."""
+        if now < self.hold_until:
+            return None
+        due = [job for job in self._ledger.open_jobs.values() if now >= self._due.get(job.id, 0.0)]
+        return min(due, key=lambda job: job.id, default=None) or self._claim_next(now)
+
+    def retry_at(self, job_id: str, when: float) -> None:
+        """Keeps an open job back until then."""
+        self._due[job_id] = when
+
+    def forget(self, job_id: str) -> None:
+        """The job has ended."""
+        self._due.pop(job_id, None)
+
+    def next_try(self, now: float) -> float | None:
+        """The earliest time at which an open job that waits may be taken; None when none waits."""
+        times = [max(self._due.get(job_id, 0.0), self.hold_until) for job_id in self._ledger.open_jobs]
+        if self.hold_until > now:
+            times.append(self.hold_until)
+        return min(times, default=None)
+
+    def _claim_next(self, now: float) -> Job | None:
+        if self.scan.ready and now - self._scanned_at > _FRESH_SCAN_SECONDS:
+            self._rescan(now)
+        while self.scan.ready:
+            entry = self.scan.ready.pop(0)
+            obstacle = self._intake.obstacle(entry, now)
+            if obstacle is None:
+                job = self._claim(entry)
+                if job is not None:
+                    return job
+                continue
+            self.scan_at = min(self.scan_at, entry.not_before)
+            if obstacle is Obstacle.UNREADABLE and not entry.is_reported:
+                entry.is_reported = True
+                log.warning("%s can not be read by the service: waiting; `chmod g+r` it", printable(entry.name))
+        return None
+
+    def _claim(self, entry: Entry) -> Job | None:
+        now = datetime.now(UTC)
+        job_id = self._ledger.new_id(now)
+        try:
+            self._spool.claim(entry.name, job_id)
+        except FileNotFoundError:  # its producer took it back in this instant
+            self._spool.release(job_id)
+            return None
+        name = printable(entry.name)
+        log.info("job %s: took %s, %d bytes", job_id, name, entry.size)
+        return self._ledger.save(
+            Job(
+                id=job_id,
+                name=name,
+                state=JobState.QUEUED,
+                created_at=now,
+                updated_at=now,
+                num_bytes=entry.size,
+                mtime_ns=entry.mtime_ns,
+            )
+        )
+
+    def _refuse(self, entry: Entry) -> None:
+        """Once: what can not be moved away is left, counted at each scan, and not spoken of again."""
+        entry.is_reported = True
+        now = datetime.now(UTC)
+        name = printable(entry.name)
+        reason = Reason(code="not_regular", message=f"{name} is not a regular file", remedy="drop files only")
+        job_id = self._ledger.new_id(now)
+        try:
+            self._spool.refuse(entry.name, job_id, reason)
+        except OSError as error:
+            log.warning("%s is not a regular file and can not be moved away (%s): ignored", name, error.strerror)
+            return
+        self._ledger.save(
+            Job(id=job_id, name=name, state=JobState.QUARANTINED, created_at=now, updated_at=now, reason=reason)
+        )
+        self._metrics.job_ended("quarantined", reason.code, 0.0)
+        log.error("job %s: %s quarantined: %s", job_id, name, reason)
+
+    def close(self) -> None:
+        """Stops the watch."""
+        self._watch.close()

@@ -1,0 +1,86 @@
+"""How good a model is and whether its file holds it: held-out error, and the weights read back from their bytes.
+
+Owns what the gate is told. Never trains and never decides. Memory is bounded by a block of rows, whatever the file.
+Raises TrainingError non_finite_loss and diverged, HostError host_io for weights that do not read back as written.
+"""
+
+# B rows of a block, D metrics
+# ruff: noqa: N806  (tensors carry their shape)
+
+import hashlib
+import io
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from retraind import report
+from retraind.errors import HostError, TrainingError
+from retraind.worker.batches import MAX_HELDOUT_ROWS, RowRange, last_rows, read_blocks
+from retraind.worker.model import TelemetryAutoencoder, build, tensor_facts
+
+# Told the share that is done after every block; may raise to stop between two.
+Beat = Callable[[float | None], None]
+
+
+@torch.no_grad()
+def mean_losses(model: TelemetryAutoencoder, rows: RowRange, device: torch.device, beat: Beat) -> tuple[float, float]:
+    """Mean squared error of the reconstruction, and of predicting each metric's mean, which is 0 in scaled units.
+
+    In float32, summed in float64. Leaves the model in evaluation mode. The sums are read once, at the end.
+    """
+    model.eval()
+    squares = torch.zeros(2, dtype=torch.float64, device=device)
+    num_done = 0
+    for block_BD in read_blocks(rows):
+        x_BD = block_BD.to(device)
+        y_BD = model(x_BD)
+        squares[0] += (y_BD - x_BD).double().square().sum()
+        squares[1] += x_BD.double().square().sum()
+        num_done += len(x_BD)
+        beat(num_done / rows.num_rows)
+    loss, mean_loss = (squares / (rows.num_rows * rows.num_metrics)).tolist()
+    return loss, mean_loss
+
+
+def evaluate(
+    model: TelemetryAutoencoder,
+    training_rows: RowRange,
+    heldout_rows: RowRange | None,
+    device: torch.device,
+    beat: Beat,
+) -> report.Evaluation:
+    """Held-out error; of the last training rows where none are held out. Raises TrainingError non_finite_loss."""
+    rows = heldout_rows or last_rows(training_rows, MAX_HELDOUT_ROWS)
+    loss, mean_loss = mean_losses(model, rows, device, beat)
+    if not (math.isfinite(loss) and math.isfinite(mean_loss)):
+        raise TrainingError("non_finite_loss", f"the held-out loss is {loss}, predicting the mean gives {mean_loss}")
+    return report.Evaluation(
+        num_heldout_rows=heldout_rows.num_rows if heldout_rows else 0, heldout_loss=loss, mean_loss=mean_loss
+    )
+
+
+def read_back(path: Path, sha256: str, input_dim: int) -> list[report.TensorFact]:
+    """The tensors that a weights file really holds, after a strict load and a forward pass on the CPU.
+
+    torch does not check the archive's checksums: the digest is compared first. Raises HostError host_io when the bytes
+    are not the ones that were written, TrainingError diverged when the model answers with numbers that are not finite.
+    """
+    data = path.read_bytes()
+    if (found := hashlib.sha256(data).hexdigest()) != sha256:
+        raise HostError("host_io", f"{path} reads back as {found}, {sha256} was written", remedy="check the disk")
+    state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    model = build(input_dim, seed=0)
+    model.load_state_dict(state, strict=True)
+    if not torch.isfinite(probe(model.eval(), input_dim)).all():
+        raise TrainingError("diverged", "the model's answer to a row of means is not finite")
+    return tensor_facts(state)
+
+
+@torch.no_grad()
+def probe(model: TelemetryAutoencoder, input_dim: int) -> Tensor:
+    """The answer to one row of means, which is all 0 in scaled units."""
+    answer: Tensor = model(torch.zeros(1, input_dim))
+    return answer

@@ -1,0 +1,198 @@
+"""From dataset files to scaled float32 rows on disk, with an account of what was used and what was not.
+
+Owns the single pass: read, count, hash, moments and cache. Never trains, and never writes but its cache. Memory is
+bounded by a block, whatever the files' size. Raises IntakeError, DataError, DatasetChanged, HostError, and Interrupted
+through `beat`. The cache is no durable file: after a power cut it is made anew.
+"""
+
+# N rows of a block, D metrics
+# ruff: noqa: N806  (arrays carry their shape)
+
+import errno
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retraind.config import DataConfig
+from retraind.errors import DataError, HostError
+from retraind.report import MAX_PROBLEMS, Dataset, IgnoredColumn, Problem, Scaler
+from retraind.worker.readers import open_reader
+from retraind.worker.readers.columns import choose_metrics, match_metrics
+from retraind.worker.readers.source import Beat, Source
+from retraind.worker.readers.tally import REASONS, Tally
+from retraind.worker.rowcache import RowCache, RowCacheWriter
+from retraind.worker.scaler import Moments, moments_of
+
+CACHE_NAME = "rows.f32"
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """A dataset that is ready to be trained on."""
+
+    dataset: Dataset
+    scaler: Scaler
+    rows: RowCache
+
+
+@dataclass
+class _Account:
+    """What is known of the files read so far."""
+
+    names: list[str] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    formats: list[str] = field(default_factory=list)
+    num_bytes: int = 0
+    metric_names: list[str] = field(default_factory=list)
+    ignored: list[IgnoredColumn] = field(default_factory=list)
+    num_dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    problems: list[Problem] = field(default_factory=list)
+    moments: Moments = field(default_factory=lambda: Moments(0, np.zeros(0), np.zeros(0)))
+
+    def add_tally(self, tally: Tally) -> None:
+        for reason, number in tally.num_dropped.items():
+            self.num_dropped[reason] += number
+        self.problems = [*self.problems, *tally.problems][:MAX_PROBLEMS]
+
+    def dataset(self) -> Dataset:
+        constant = zip(self.metric_names, self.moments.is_constant_D, strict=True)
+        return Dataset(
+            name=", ".join(self.names),
+            sha256=self.digests[0] if len(self.digests) == 1 else _sha256_of_digests(self.digests),
+            num_bytes=self.num_bytes,
+            format=", ".join(dict.fromkeys(self.formats)),
+            num_rows=self.moments.num_rows,
+            num_dropped=self.num_dropped,
+            metric_names=self.metric_names,
+            ignored_columns=self.ignored,
+            constant_metrics=[name for name, is_constant in constant if is_constant],
+            problems=self.problems,
+        )
+
+
+def ingest(paths: Sequence[Path], work_dir: Path, limits: DataConfig, beat: Beat) -> Ingested:
+    """Reads `paths` as one dataset and leaves its scaled rows as rows.f32 in `work_dir`.
+
+    A path is a file, or a directory that holds one file. Columns of later files are matched by name to the first's.
+    `beat` gets the share of the input that is done at least once a block and may raise. On an error no cache is left.
+    """
+    with host_errors(work_dir), RowCacheWriter(work_dir / CACHE_NAME) as writer:
+        account = _read(paths, limits, beat, writer.append, work_dir)
+        scaler = account.moments.scaler()
+        rows = writer.finish(account.moments, beat)
+    return Ingested(account.dataset(), scaler, rows)
+
+
+def describe(paths: Sequence[Path], limits: DataConfig, beat: Beat = lambda _: None) -> tuple[Dataset, Scaler]:
+    """What `ingest` would make of the files, by the same reading and with the same errors, without a cache."""
+    account = _read(paths, limits, beat, lambda _rows, _moments: None, None)
+    return account.dataset(), account.moments.scaler()
+
+
+def _read(
+    paths: Sequence[Path],
+    limits: DataConfig,
+    beat: Beat,
+    append: Callable[[NDArray[np.float64], Moments], None],
+    spill_dir: Path | None,
+) -> _Account:
+    """Reads all files; `append` gets each block of rows with the moments of all rows up to and with it."""
+    account = _Account()
+    for index, path in enumerate(paths):
+
+        def beat_of_all(share: float | None, index: int = index) -> None:
+            beat(None if share is None else (index + share) / len(paths))
+
+        with Source(path, limits, beat_of_all) as source, _file_named(source.name, len(paths)):
+            _read_file(source, limits, account, append, spill_dir)
+    _check_rows(account, limits)
+    return account
+
+
+def _read_file(
+    source: Source,
+    limits: DataConfig,
+    account: _Account,
+    append: Callable[[NDArray[np.float64], Moments], None],
+    spill_dir: Path | None,
+) -> None:
+    reader = open_reader(source, limits, spill_dir)
+    if account.metric_names:
+        known = {column.name for column in account.ignored}
+        extra = match_metrics(reader.columns, account.metric_names, limits)
+        account.ignored += [column for column in extra if column.name not in known]
+    else:
+        account.metric_names, account.ignored = choose_metrics(reader.columns, limits)
+    tally = Tally()
+    for rows_ND in reader.rows(account.metric_names, tally):
+        account.moments = account.moments.merged(moments_of(rows_ND))
+        append(rows_ND, account.moments)
+    source.finish()
+    account.names.append(source.name)
+    account.digests.append(source.sha256)
+    account.formats.append(reader.format + ("+gzip" if source.is_gzip else ""))
+    account.num_bytes += source.num_bytes
+    account.add_tally(tally)
+
+
+def _check_rows(account: _Account, limits: DataConfig) -> None:
+    """Raises DataError when too many rows are bad or too few are left."""
+    num_used, num_dropped = account.moments.num_rows, sum(account.num_dropped.values())
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in account.num_dropped.items() if count)
+    if num_used + num_dropped == 0:
+        raise DataError("no_rows", "the dataset has no rows", remedy="write rows of numbers below the header")
+    if num_dropped > limits.max_bad_share * (num_used + num_dropped):
+        first = account.problems[0]
+        raise DataError(
+            "too_many_bad_rows",
+            f"{num_dropped:,} of {num_used + num_dropped:,} rows can not be used ({counts}); "
+            f"first: {first.reason} {first.text!r}",
+            line=first.line,
+            column=first.column,
+            remedy="mend the file, or raise data.max_bad_share",
+        )
+    if num_used < limits.min_rows:
+        dropped = f" beside {num_dropped:,} that can not be used ({counts})" if num_dropped else ""
+        raise DataError(
+            "too_few_rows",
+            f"the dataset has {num_used:,} rows{dropped}; {limits.min_rows:,} are needed",
+            remedy="collect for longer, or lower data.min_rows",
+        )
+
+
+@contextmanager
+def _file_named(name: str, num_files: int) -> Iterator[None]:
+    """Names the file in an error, where there is more than one."""
+    try:
+        yield
+    except DataError as error:
+        if num_files == 1:
+            raise
+        raise DataError(
+            error.code, f"{name}: {error.message}", line=error.line, column=error.column, remedy=error.remedy
+        ) from error
+
+
+@contextmanager
+def host_errors(place: Path) -> Iterator[None]:
+    """Gives errors of writing in `place` their names: HostError disk_full or host_io."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise HostError(
+                "disk_full", f"no space left in {place}: {error.strerror}", remedy="free space below state.dir"
+            ) from error
+        raise HostError(
+            "host_io", f"{place} can not be used: {error.strerror}", remedy="look into the kernel's log"
+        ) from error
+
+
+def _sha256_of_digests(digests: list[str]) -> str:
+    """Of several files: the digest of their digests, a line each, in the order of reading."""
+    return hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()

@@ -1,0 +1,193 @@
+"""One job from its order to a candidate on disk, as a process of its own.
+
+Owns the order of the stages, the two files of the result, and the last event with the exit status that goes with it.
+Never publishes and never touches the dataset. torch is imported after the dataset proved readable, so that a bad file
+costs no import. Errors of the tree become a `failed` event; anything else is a crash, with its traceback in the log.
+"""
+
+import errno
+import faulthandler
+import hashlib
+import importlib
+import logging
+import os
+import platform
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+import retraind
+from retraind import events, fsio, logs, report
+from retraind.errors import HostError, Interrupted, ResourceError, RetraindError, UsageError
+from retraind.job import Order
+from retraind.worker import preflight
+from retraind.worker.emit import Emitter, die_with_parent
+
+if TYPE_CHECKING:
+    from retraind.worker.ingest import Ingested
+
+log = logging.getLogger(__name__)
+
+WEIGHTS_NAME = "weights.pt"
+CANDIDATE_NAME = "candidate.json"
+# Python's own status for an exception that nobody caught; no family has it, so the supervisor sees a crash.
+EXIT_CRASHED = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Does the job whose order is the only argument. Returns the exit status."""
+    if len(arguments) != 1:
+        print("usage: python -m retraind.worker ORDER.json", file=sys.stderr)
+        return UsageError.exit_status
+    order = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Order)
+    logs.setup(order.log_level, job=order.job)
+    faulthandler.enable()  # SIGABRT leaves the stacks of all threads in the log
+    parent = os.getppid()
+    die_with_parent()
+    try:
+        # A parent that died before the line above left no listener, or another parent.
+        emitter = Emitter(Path(order.socket), job=order.job, attempt=order.attempt)
+    except OSError as error:
+        log.warning("no supervisor at %s: %s", order.socket, error)
+        return Interrupted.exit_status
+    with emitter:
+        signal.signal(signal.SIGTERM, emitter.terminate)
+        # A terminal's Ctrl-C reaches the supervisor as well, and it says SIGTERM.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if os.getppid() != parent:
+            return Interrupted.exit_status
+        return answer(order, emitter)
+
+
+def answer(order: Order, emitter: Emitter) -> int:
+    """Runs the job and sends exactly one last event, unless it crashes or nobody listens."""
+    try:
+        with system_errors_named():
+            finished = work(order, emitter)
+        emitter.send(finished)
+    except RetraindError as error:
+        log.log(logging.INFO if isinstance(error, Interrupted) else logging.ERROR, "%s", error)
+        return fail(error, emitter)
+    except Exception:
+        log.exception("crashed")
+        return EXIT_CRASHED
+    return 0
+
+
+def fail(error: RetraindError, emitter: Emitter) -> int:
+    """Tells the supervisor why; when it is gone the exit status has to do."""
+    failed = events.Failed(
+        code=error.code, message=error.message, line=error.line, column=error.column, remedy=error.remedy
+    )
+    try:
+        emitter.send(failed)
+    except Interrupted:
+        return Interrupted.exit_status
+    return error.exit_status
+
+
+def work(order: Order, emitter: Emitter) -> events.Finished:
+    """The job: from here on every line is a step that an operator can see in the events."""
+    work_dir = Path(order.work_dir)
+    emitter.send(events.Hello(pid=os.getpid(), python=platform.python_version()))
+
+    emitter.send(events.Stage(name="preflight"))
+    checks = preflight.run(order.device, work_dir, num_workers=order.training.num_workers)
+    emitter.send(events.Checked(checks=checks))
+    preflight.require(checks)
+
+    emitter.send(events.Stage(name="ingest"))
+    load("retraind.worker.ingest", "no_reader")
+    from retraind.worker.ingest import ingest  # noqa: PLC0415  (it needs numpy and pandas)
+
+    ingested = ingest([Path(dataset) for dataset in order.datasets], work_dir, order.data, emitter.beat)
+    try:
+        emitter.send(events.Ingested(dataset=ingested.dataset))
+        candidate = learn(order, ingested, work_dir, emitter)
+    finally:
+        ingested.rows.path.unlink(missing_ok=True)  # as large as the dataset, and made anew by the next attempt
+
+    # The weights lie on disk already. From the next line's return on, a power cut loses nothing of this job.
+    fsio.write_atomic(work_dir / CANDIDATE_NAME, msgspec.json.encode(candidate))
+    return events.Finished(weights_sha256=candidate.weights_sha256, peak_bytes=preflight.peak_bytes())
+
+
+def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) -> report.Candidate:
+    """Trains, evaluates, writes the weights durably and describes what they read back as."""
+    emitter.send(events.Stage(name="import"))
+    load("torch", "no_torch")
+    from retraind.worker import batches, evaluate, model, train  # noqa: PLC0415  (they need torch)
+
+    emitter.send(events.Stage(name="train"))
+    device = train.choose_device(order.device)
+    rows = batches.RowRange(ingested.rows.path, ingested.rows.num_metrics, 0, ingested.rows.num_rows)
+    training_rows, heldout_rows = batches.split_rows(rows, order.training.holdout_share)
+    trained, training = train.train(training_rows, order.training, device, emitter)
+
+    emitter.send(events.Stage(name="evaluate"))
+    evaluation = evaluate.evaluate(trained, training_rows, heldout_rows, device, emitter.beat)
+    weights = model.serialise(trained)
+    sha256 = hashlib.sha256(weights).hexdigest()
+    fsio.write_atomic(work_dir / WEIGHTS_NAME, weights)
+    return report.Candidate(
+        weights_sha256=sha256,
+        weights_bytes=len(weights),
+        shape=model.shape_of(rows.num_metrics),
+        dataset=ingested.dataset,
+        scaler=ingested.scaler,
+        training=training,
+        evaluation=evaluation,
+        tensors=evaluate.read_back(work_dir / WEIGHTS_NAME, sha256, rows.num_metrics),
+        expected=model.expected_tensors(rows.num_metrics),
+        versions=versions(),
+    )
+
+
+def load(module: str, code: str) -> None:
+    """Imports what this interpreter may lack, or have broken; it takes seconds. Raises HostError with the code."""
+    try:
+        importlib.import_module(module)
+    except (ImportError, OSError) as error:  # OSError: a shared library of torch's that can not be loaded
+        raise HostError(
+            code,
+            f"{sys.executable} can not import {module}: {error}",
+            remedy="install it there, or set worker.python to an interpreter with torch, numpy, pandas and msgspec",
+        ) from error
+
+
+@contextmanager
+def system_errors_named() -> Iterator[None]:
+    """Gives the two errors that any stage may meet their place in the error tree; all others pass."""
+    try:
+        yield
+    except MemoryError as error:
+        raise ResourceError(
+            "out_of_memory", "no memory left on the host", remedy="give the service more, or lower training.batch_size"
+        ) from error
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        place = f" for {error.filename}" if error.filename else ""
+        raise HostError(
+            "disk_full", f"no space left{place}: {error.strerror}", remedy="free space below state.dir"
+        ) from error
+
+
+def versions() -> dict[str, str]:
+    """What computed the weights; empty for what is not there."""
+    import numpy as np  # noqa: PLC0415  (both loaded long since)
+    import torch  # noqa: PLC0415
+
+    return {
+        "retraind": retraind.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda or "",
+        "numpy": np.__version__,
+        "driver": preflight.driver_version(),
+    }

@@ -1,0 +1,120 @@
+"""Which columns of a file are metrics: a decision from a sample, made once and the same for the whole file.
+
+Owns the rules on names. A column is a metric if more than half of its sampled cells that are not missing are numbers:
+less would be text, and with more the other cells are errors that must be counted. Raises DataError ambiguous_columns,
+missing_columns, too_many_columns, no_numeric. Reads nothing itself.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from retraind.config import DataConfig
+from retraind.errors import DataError
+from retraind.report import IgnoredColumn
+from retraind.worker.readers.source import printable
+
+# Rows that decide what a column is. A report's worth of time for most producers, and read in milliseconds.
+SAMPLE_ROWS = 1000
+TIME_NAMES = frozenset(
+    {"time", "timestamp", "ts", "epoch", "date", "datetime", "timestamp_ms", "epoch_ms", "unixtime", "unix_time"}
+)
+LABEL_NAMES = frozenset({"anomaly", "changepoint", "label", "is_anomaly"})
+# All names travel in one event, up to twice (a constant metric is named again), and an event has at most 1 MiB.
+MAX_NAMES_BYTES = 400_000
+# Names in a message, and how much of each; the rest is counted.
+MAX_NAMED = 5
+MAX_NAME_LENGTH = 60
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a file: its name, and its kind in the sample: `number`, `text` or `empty`."""
+
+    name: str
+    kind: str
+
+
+def position_names(count: int) -> list[str]:
+    """Names for columns that have none."""
+    return [f"column_{index}" for index in range(count)]
+
+
+def clean_names(names: Sequence[str]) -> list[str]:
+    """Names without blanks around them, a name by position for an empty one."""
+    return [printable(name.strip()) or f"column_{index}" for index, name in enumerate(names)]
+
+
+def kind_of_column(num_numbers: int, num_others: int) -> str:
+    """The rule for a metric: more than half of what is not missing."""
+    if num_numbers + num_others == 0:
+        return "empty"
+    return "number" if num_numbers > num_others else "text"
+
+
+def choose_metrics(columns: Sequence[Column], limits: DataConfig) -> tuple[list[str], list[IgnoredColumn]]:
+    """The names of the metrics in the order of the file, and the other columns with the reason."""
+    check_names([column.name for column in columns], limits)
+    reasons = {column.name: _reason_to_ignore(column) for column in columns}
+    metric_names = [name for name, reason in reasons.items() if not reason]
+    if not metric_names:
+        raise DataError(
+            "no_numeric",
+            f"none of the {len(columns)} columns is a metric: {listed(f'{reason}: {name}' for name, reason in reasons.items())}",
+            remedy="a metric is a column of numbers that is neither a time nor a label",
+        )
+    return metric_names, [IgnoredColumn(name=name, reason=reason) for name, reason in reasons.items() if reason]
+
+
+def match_metrics(columns: Sequence[Column], metric_names: Sequence[str], limits: DataConfig) -> list[IgnoredColumn]:
+    """Checks that a later file has all metrics of the first; what it has beside them is ignored as `extra`."""
+    names = [column.name for column in columns]
+    check_names(names, limits)
+    present, wanted = set(names), set(metric_names)
+    if missing := [name for name in metric_names if name not in present]:
+        raise DataError(
+            "missing_columns",
+            f"{len(missing)} metrics of the first file are missing: {listed(missing)}",
+            remedy="files that are read together need the same metrics",
+        )
+    return [IgnoredColumn(name=name, reason="extra") for name in names if name not in wanted]
+
+
+def check_names(names: Sequence[str], limits: DataConfig) -> None:
+    """Raises for too many columns, and for names that differ by case or blanks only."""
+    if len(names) > limits.max_columns:
+        raise DataError(
+            "too_many_columns",
+            f"{len(names):,} columns; {limits.max_columns:,} are allowed",
+            remedy="split the columns over several files, or raise data.max_columns",
+        )
+    counts = Counter(name.casefold() for name in names)
+    if repeated := [name for name in names if counts[name.casefold()] > 1]:
+        raise DataError(
+            "ambiguous_columns",
+            f"columns share a name: {listed(repeated)}",
+            column=names.index(repeated[0]) + 1,
+            remedy="give each column a name of its own; case and blanks do not count",
+        )
+    if (size := sum(len(name.encode()) + 3 for name in names)) > MAX_NAMES_BYTES:
+        raise DataError(
+            "too_many_columns",
+            f"the column names take {size:,} bytes; {MAX_NAMES_BYTES:,} are allowed",
+            remedy="give the columns shorter names",
+        )
+
+
+def listed(names: Iterable[str]) -> str:
+    """A few names for a message."""
+    shown = [name if len(name) <= MAX_NAME_LENGTH else name[:MAX_NAME_LENGTH] + "..." for name in names]
+    more = f" and {len(shown) - MAX_NAMED} more" if len(shown) > MAX_NAMED else ""
+    return ", ".join(shown[:MAX_NAMED]) + more
+
+
+def _reason_to_ignore(column: Column) -> str:
+    name = column.name.casefold()
+    if name in LABEL_NAMES:
+        return "label"
+    if column.kind != "number":
+        return "empty" if column.kind == "empty" else "not_numeric"
+    return "time" if name in TIME_NAMES else ""

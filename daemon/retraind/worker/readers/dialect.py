@@ -1,0 +1,164 @@
+"""How a delimited file is written: delimiter, header or none, width. Decided from the first records, by content alone.
+
+Never guesses by the file's name. The delimiter is the one that gives the most numeric cells, then the most lines of
+equal width. Raises DataError encoding for a header that is not UTF-8, malformed where nothing can be split.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from retraind.errors import DataError
+from retraind.worker.readers.columns import SAMPLE_ROWS, Column, clean_names, kind_of_column, position_names
+from retraind.worker.readers.lines import LineBlock
+from retraind.worker.readers.numbers import BLANKS, COMMA_NUMBER, DecimalMark, kind_of
+from retraind.worker.readers.records import Record, RecordSplitter
+
+# The comma comes last: in a draw it is more often a decimal comma than a delimiter.
+DELIMITERS = (";", "\t", "|", ",")
+# Enough to see which delimiter fits; the sample for the columns is larger.
+SNIFF_ROWS = 100
+SEP_LINE = re.compile(rb'[ \t]*"?sep=([;,|\t])"?[ \t]*', re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What the first block says about the file. `num_lines` lines of it, header and `sep=` line, are no data."""
+
+    delimiter: str
+    width: int
+    num_lines: int
+    columns: list[Column]
+    decimal: DecimalMark
+
+
+def detect(block: LineBlock, max_record_bytes: int) -> Dialect | None:
+    """The dialect of the file that begins with this block; None when all its lines are blank."""
+    sep_line = SEP_LINE.fullmatch(block.line(0))
+    body = block.tail(1) if sep_line else block
+    if not body.data.strip():
+        return None
+    delimiter = sep_line[1].decode("latin-1") if sep_line else sniff_delimiter(body)
+    records = _sample(body, delimiter, SAMPLE_ROWS + 1)
+    if not records:
+        records = [_first_record(body, delimiter, max_record_bytes)]
+    has_header = is_header(records, delimiter)
+    data = (records[1:] or _below(body, records[0], delimiter, max_record_bytes)) if has_header else records
+    width = len(records[0].cells) if has_header else Counter(len(r.cells) for r in records).most_common(1)[0][0]
+    if has_header and all(len(record.cells) != width for record in data):
+        raise _header_of_other_width(width, data[0])
+    data = [record for record in data if len(record.cells) == width]
+    names = _header_names(records[0]) if has_header else position_names(width)
+    num_lines = (records[0].last_line if has_header else body.first_line - 1) - block.first_line + 1
+    decimal = DecimalMark(delimiter)
+    for record in data:
+        decimal.learn(record.cells, record.line, range(1, width + 1))
+    return Dialect(delimiter, width, num_lines, _columns(names, data, delimiter), decimal)
+
+
+def sniff_delimiter(block: LineBlock) -> str:
+    """The delimiter of a block; a comma where no line can be split."""
+    scores = {delimiter: _score(_sample(block, delimiter, SNIFF_ROWS), delimiter) for delimiter in DELIMITERS}
+    best = max(DELIMITERS, key=lambda delimiter: scores[delimiter])
+    return best if any(scores[best]) else ","
+
+
+def _score(records: list[Record], delimiter: str) -> tuple[float, float]:
+    """Share of numeric cells and share of records of the usual width; zeros for what does not split."""
+    widths = Counter(len(record.cells) for record in records)
+    width, count = widths.most_common(1)[0] if widths else (1, 0)
+    if width == 1:
+        return 0.0, 0.0
+    kinds = Counter(kind_of(cell, delimiter) for record in records for cell in record.cells)
+    present = kinds.total() - kinds["missing"]
+    return kinds["number"] / present if present else 0.0, count / len(records)
+
+
+def is_header(records: list[Record], delimiter: str) -> bool:
+    """Whether the first record names the columns.
+
+    All cells numeric or missing: data. None numeric: a header. Mixed: a header if some cell is of another kind (word,
+    text that begins with a digit, number) than the one below it, or if there is nothing below.
+    """
+    first = [kind_of(cell, delimiter) for cell in records[0].cells]
+    if all(kind in {"number", "missing"} for kind in first):
+        return False
+    if "number" not in first or len(records) == 1:
+        return True
+    second = [kind_of(cell, delimiter) for cell in records[1].cells]
+    return any(a != b and "missing" not in {a, b} for a, b in zip(first, second, strict=False))
+
+
+def _sample(block: LineBlock, delimiter: str, num_records: int) -> list[Record]:
+    """The first records, as far as they can be read: what is wrong further on is told when it is reached."""
+    records: list[Record] = []
+    num_lines = min(num_records, len(block.ends))
+    head = LineBlock(block.data[: block.ends[num_lines - 1] + 1], block.ends[:num_lines], block.first_line)
+    try:
+        records.extend(RecordSplitter(delimiter, len(head.data)).split(head))
+    except DataError:
+        return records
+    return records
+
+
+def _first_record(block: LineBlock, delimiter: str, max_record_bytes: int) -> Record:
+    """The first record where the sample has none. Raises DataError malformed if the block ends within it."""
+    splitter = RecordSplitter(delimiter, max_record_bytes)
+    for record in splitter.split(block):
+        return record
+    splitter.finish(block.first_line + len(block.ends) - 1)
+    raise AssertionError(block.first_line)  # the block is not blank, so the splitter holds a record
+
+
+def _below(body: LineBlock, header: Record, delimiter: str, max_record_bytes: int) -> list[Record]:
+    """What stands below a header where the sample has nothing. Raises DataError no_rows if that is nothing at all."""
+    rest = body.tail(header.last_line - body.first_line + 1)
+    if not rest.data.strip():
+        raise DataError("no_rows", "there are no rows below the header", remedy="write rows of numbers below it")
+    return [_first_record(rest, delimiter, max_record_bytes)]
+
+
+def _header_of_other_width(width: int, row: Record) -> DataError:
+    return DataError(
+        "malformed",
+        f"the header has {width:,} fields, but the rows below it have {len(row.cells):,}",
+        line=row.line,
+        remedy="write as many names as values, and no text above the header",
+    )
+
+
+def _header_names(record: Record) -> list[str]:
+    for column, name in enumerate(record.cells, 1):
+        if any("\udc80" <= character <= "\udcff" for character in name):
+            raise DataError(
+                "encoding",
+                "a column name is not UTF-8",
+                line=record.line,
+                column=column,
+                remedy="convert the file: iconv -f LATIN1 -t UTF-8",
+            )
+    return clean_names(record.cells)
+
+
+def _columns(names: list[str], data: list[Record], delimiter: str) -> list[Column]:
+    columns = []
+    for index, name in enumerate(names):
+        cells = [record.cells[index] for record in data]
+        kinds = Counter(kind_of(cell, delimiter) for cell in cells)
+        columns.append(Column(name, kind_of_column(kinds["number"], kinds["word"] + kinds["digits"])))
+        if delimiter == "," and kinds["digits"] and not kinds["number"]:
+            _refuse_decimal_commas(cells, data, index + 1)
+    return columns
+
+
+def _refuse_decimal_commas(cells: list[str], data: list[Record], column: int) -> None:
+    """A column of "1,5" between commas: a decimal comma or thousands, and nobody can tell which."""
+    present = [cell.strip(BLANKS) for cell in cells if kind_of(cell, ",") != "missing"]
+    if all(COMMA_NUMBER.fullmatch(cell) for cell in present):
+        raise DataError(
+            "malformed",
+            f"{present[0]!r} has a decimal comma or a separator of thousands, in a file of comma separated fields",
+            line=data[0].line,
+            column=column,
+            remedy="write numbers with a decimal point, or separate the fields by semicolons",
+        )

@@ -1,0 +1,237 @@
+"""One dataset file as a stream of content bytes: opened safely, hashed, decompressed and bounded.
+
+Owns the descriptor, the digest of the raw bytes and the proof that the file stayed the same while it was read. Never
+writes, never follows a link, never looks at what the bytes mean. Raises IntakeError not_regular and vanished, DataError
+truncated, malformed and too_large, DatasetChanged, HostError unreadable and host_io. gzip is RFC 1952, all members.
+"""
+
+import errno
+import hashlib
+import os
+import stat
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from retraind.config import DataConfig
+from retraind.errors import DataError, DatasetChanged, HostError, IntakeError
+
+# A FIFO must not block the open, and nothing is followed out of the spool.
+OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Large enough that a system call costs nothing beside hashing, small enough to say often how far we are.
+RAW_BYTES = 2**20
+GZIP_MAGIC = b"\x1f\x8b"
+GZIP_WINDOW = 31  # zlib's word for "with a gzip header and trailer"
+
+Beat = Callable[[float | None], None]
+
+
+def printable(name: str | bytes) -> str:
+    """A name or cell as text that any log, terminal or JSON document can hold: what is not printable is escaped."""
+    try:
+        text = os.fsencode(name).decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # a lone surrogate, from a JSON escape
+        text = str(name)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def open_regular(path: Path) -> tuple[int, str]:
+    """A descriptor of the file at `path`, or of the one file in the directory at `path`, and its printable name."""
+    try:
+        fd = os.open(path, OPEN_FLAGS)
+        if not stat.S_ISDIR(os.fstat(fd).st_mode):
+            return _only_regular(fd, path.name), printable(path.name)
+        try:
+            name = _only_entry(fd, path)
+            return _only_regular(os.open(name, OPEN_FLAGS, dir_fd=fd), name), printable(name)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise _open_error(error, path) from error
+
+
+def _only_entry(directory: int, path: Path) -> str:
+    names = os.listdir(directory)
+    if not names:
+        raise IntakeError("vanished", f"{printable(str(path))} holds no file", remedy="drop the file again")
+    if len(names) > 1:
+        raise IntakeError(
+            "not_regular",
+            f"{printable(str(path))} is a directory of {len(names)} entries; one file is expected",
+            remedy="name the files one by one",
+        )
+    return names[0]
+
+
+def _only_regular(fd: int, name: str) -> int:
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise IntakeError("not_regular", f"{printable(name)} is not a regular file", remedy="drop a plain file")
+
+
+def _open_error(error: OSError, path: Path) -> IntakeError | HostError:
+    name = printable(str(path))
+    if error.errno in {errno.ELOOP, errno.ENXIO, errno.ENODEV}:  # a symbolic link, a socket, a device without driver
+        return IntakeError("not_regular", f"{name} is not a regular file", remedy="drop a plain file, not a link to it")
+    if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+        return IntakeError("vanished", f"{name} is not there any more", remedy="drop the file again")
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        return HostError("unreadable", f"{name} can not be opened: {error.strerror}", remedy="make it readable")
+    return HostError("host_io", f"{name} can not be opened: {error.strerror}", remedy="look into the kernel's log")
+
+
+class Source:
+    """The content of one file, read once from the beginning to the end.
+
+    `read` and `peek` give content bytes, decompressed where the file is gzip. `finish` must be called after the last
+    read: it reads what is left, so that the digest is of the whole file, and checks that the file did not change.
+    """
+
+    def __init__(self, path: Path, limits: DataConfig, beat: Beat = lambda _: None) -> None:
+        self._fd, self.name = open_regular(path)
+        self._limits = limits
+        self._beat = beat
+        self._digest = hashlib.sha256()
+        self._pushed = b""
+        self._num_out = 0
+        self.num_bytes = 0
+        try:
+            self._before = _identity(self._fd)
+            self._check_raw_size(self._before[1])
+            raw = self._read_raw(RAW_BYTES)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.is_gzip = raw.startswith(GZIP_MAGIC)
+        self.is_empty = not raw
+        self._gzip = _Gunzip(self._read_raw, raw) if self.is_gzip else None
+        self._pushed = b"" if self.is_gzip else raw
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes. An error that a writer at work would explain becomes DatasetChanged."""
+        try:
+            if isinstance(error, DataError):
+                self._check_unchanged(error)
+        finally:
+            os.close(self._fd)
+
+    @property
+    def sha256(self) -> str:
+        """Of the raw bytes read so far: of the file once `finish` has returned."""
+        return self._digest.hexdigest()
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes of content; fewer only at its end. Raises Interrupted if the beat does."""
+        parts = [self._pushed[:size]]
+        missing = size - len(parts[0])
+        self._pushed = self._pushed[size:]
+        while missing and (part := self._gzip.read(missing) if self._gzip else self._read_raw(min(missing, RAW_BYTES))):
+            parts.append(part)
+            missing -= len(part)
+            self._num_out += len(part)
+            if self._gzip and self._num_out > self._limits.max_uncompressed_bytes:
+                raise DataError(
+                    "too_large",
+                    f"{self.name} unpacks to more than {self._limits.max_uncompressed_bytes:,} bytes",
+                    remedy="split it, or raise data.max_uncompressed_bytes",
+                )
+        self._beat(self._done_share())
+        return b"".join(parts)
+
+    def peek(self, size: int) -> bytes:
+        """The next bytes without taking them."""
+        head = self.read(size)
+        self._pushed = head + self._pushed
+        return head
+
+    def finish(self) -> None:
+        """Reads to the end of the raw file and raises DatasetChanged if it is not the file that was opened."""
+        while self._read_raw(RAW_BYTES):
+            self._beat(self._done_share())
+        self._check_unchanged(None)
+
+    def _done_share(self) -> float | None:
+        size = self._before[1]
+        return min(1.0, self.num_bytes / size) if size else None
+
+    def _read_raw(self, size: int) -> bytes:
+        try:
+            data = os.read(self._fd, size)
+        except OSError as error:
+            raise HostError(
+                "host_io", f"{self.name} can not be read: {error.strerror}", remedy="look into the kernel's log"
+            ) from error
+        self._digest.update(data)
+        self.num_bytes += len(data)
+        self._check_raw_size(self.num_bytes)
+        return data
+
+    def _check_raw_size(self, size: int) -> None:
+        if size > self._limits.max_bytes:
+            raise DataError(
+                "too_large",
+                f"{self.name} has {size:,} bytes; {self._limits.max_bytes:,} are allowed",
+                remedy="split it, or raise data.max_bytes",
+            )
+
+    def _check_unchanged(self, cause: BaseException | None) -> None:
+        if _identity(self._fd) != self._before:
+            raise DatasetChanged(
+                "changed_while_reading",
+                f"{self.name} was written to while it was read",
+                remedy="write under a temporary name and rename it once it is complete",
+            ) from cause
+
+
+def _identity(fd: int) -> tuple[int, int, int]:
+    status = os.fstat(fd)
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class _Gunzip:
+    """Unpacks gzip members one after the other, never more at once than was asked for."""
+
+    def __init__(self, read_raw: Callable[[int], bytes], raw: bytes) -> None:
+        self._read_raw = read_raw
+        self._raw = raw
+        self._inflate = zlib.decompressobj(GZIP_WINDOW)
+
+    def read(self, size: int) -> bytes:
+        """At least one byte and at most `size`, b"" at the end of the last member."""
+        while True:
+            if self._inflate.eof and not self._next_member():
+                return b""
+            if not self._raw:
+                self._raw = self._read_raw(RAW_BYTES)
+            ended = not self._raw
+            try:
+                data = self._inflate.decompress(self._raw, size)
+            except zlib.error as error:
+                raise DataError(
+                    "malformed", f"the gzip data are corrupt: {error}", remedy="compress or copy the file again"
+                ) from error
+            self._raw = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
+            if data:
+                return data
+            if ended and not self._inflate.eof:
+                raise DataError(
+                    "truncated", "the gzip data end too early", remedy="the copy was cut short: copy the file again"
+                )
+
+    def _next_member(self) -> bool:
+        """Begins the member that follows. Zero bytes are padding, as tapes and gzip itself have it."""
+        while not (rest := self._raw.lstrip(b"\0")):
+            self._raw = self._read_raw(RAW_BYTES)
+            if not self._raw:
+                return False
+        self._raw = rest
+        self._inflate = zlib.decompressobj(GZIP_WINDOW)
+        return True

@@ -1,0 +1,295 @@
+"""The training loop: a fresh autoencoder, mean squared error, AdamW, mixed precision where the device has it.
+
+Owns the order of a step and what a run reports of itself. Never touches files other than the rows it is given. The
+loss stays on the device and is read when it is reported. Raises TrainingError, ResourceError out_of_memory, HostError
+preflight_failed, and what its listener raises. AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization".
+"""
+
+# B batch, D metrics
+# ruff: noqa: N806  (tensors carry their shape)
+
+import contextlib
+import logging
+import math
+import platform
+import time
+from collections.abc import Iterator
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from retraind import events, report
+from retraind.config import Device, Precision, TrainingConfig
+from retraind.errors import HostError, ResourceError, TrainingError
+from retraind.worker.batches import Batches, RowRange
+from retraind.worker.model import TelemetryAutoencoder, build
+
+log = logging.getLogger(__name__)
+
+# GradScaler starts at 2**16 and halves on every skip: after so many in a row the scale is 2**-8, where no gradient
+# that float16 can hold overflows for being scaled. It is the loss itself that is infinite, long before the scale is 0.
+MAX_CONSECUTIVE_SKIPS = 24
+
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
+
+
+class Listener(Protocol):
+    """Whom training tells how it goes; any of these may raise to stop it between two steps."""
+
+    def beat(self, done_share: float | None = None) -> None: ...
+    def is_progress_due(self) -> bool: ...
+    def progress(self, progress: events.Progress) -> None: ...
+
+
+def choose_device(requested: Device) -> torch.device:
+    """The device to train on. Raises HostError preflight_failed when CUDA is asked for and torch has none."""
+    has_cuda = requested != "cpu" and torch.cuda.is_available()
+    if requested == "cuda" and not has_cuda:
+        raise HostError(
+            "preflight_failed",
+            f"device is cuda, but torch {torch.__version__} finds no CUDA device",
+            remedy="install a CUDA build of torch and a driver that fits it, or set device: auto",
+        )
+    return torch.device("cuda" if has_cuda else "cpu")
+
+
+def choose_precision(requested: Precision, device_type: str, capability: tuple[int, int]) -> Precision:
+    """What `auto` means: bf16 from Ampere on (8.0), fp16 on Volta and Turing (7.x), float32 elsewhere.
+
+    By compute capability, since torch calls bf16 supported where it is only emulated. On a CPU bf16 is five times
+    slower than float32 for a net this small.
+    """
+    if requested != "auto":
+        return requested
+    if device_type != "cuda" or capability < (7, 0):
+        return "float32"
+    return "bf16" if capability >= (8, 0) else "fp16"
+
+
+class FusedAdamW:
+    """AdamW as one call of torch's fused operator for all parameters, with torch.optim.AdamW's defaults.
+
+    torch.optim.AdamW(fused=True) comes to the same call by way of bookkeeping that is long beside so small a step, and
+    its first step imports torch's compiler: 3 s and 80 MiB. Has what GradScaler looks for: param_groups and step.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], *, lr: float, weight_decay: float) -> None:
+        self.param_groups = [{"params": parameters}]
+        self._parameters: list[Tensor] = [*parameters]
+        self._lr = lr
+        self._weight_decay = weight_decay
+        self._exp_avgs = [torch.zeros_like(parameter) for parameter in parameters]
+        self._exp_avg_sqs = [torch.zeros_like(parameter) for parameter in parameters]
+        self._step = torch.zeros((), device=parameters[0].device)
+
+    def zero_grad(self, *, set_to_none: bool = True) -> None:
+        for parameter in self._parameters:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update from the gradients that the parameters carry; every parameter must have one."""
+        self._step += 1
+        torch._fused_adamw_(  # what torch.optim.AdamW(fused=True) calls; a test holds the two together
+            self._parameters,
+            [cast("Tensor", parameter.grad) for parameter in self._parameters],
+            self._exp_avgs,
+            self._exp_avg_sqs,
+            [],
+            [self._step] * len(self._parameters),
+            lr=self._lr,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=self._weight_decay,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Optimizer:
+    """FusedAdamW, or torch's own AdamW under a torch without the operator."""
+    parameters = list(model.parameters())
+    kind = FusedAdamW if hasattr(torch, "_fused_adamw_") else torch.optim.AdamW
+    optimizer = kind(parameters, lr=training.learning_rate, weight_decay=training.weight_decay)
+    return cast("torch.optim.Optimizer", optimizer)
+
+
+class SkipCounter:
+    """Counts the steps that GradScaler skipped because a gradient was not finite. Free of cost when it is disabled."""
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self.num_skipped = 0
+        self._num_consecutive = 0
+        self._scaler = scaler
+        self._scale = scaler.get_scale()
+
+    def was_skipped(self) -> bool:
+        """Whether the last step was; call once after each update. Raises TrainingError diverged on a long run of skips.
+
+        Waits for the device, as GradScaler does itself to decide on the skip.
+        """
+        if not self._scaler.is_enabled():
+            return False
+        before, self._scale = self._scale, self._scaler.get_scale()
+        if self._scale >= before:
+            self._num_consecutive = 0
+            return False
+        self.num_skipped += 1
+        self._num_consecutive += 1
+        if self._num_consecutive > MAX_CONSECUTIVE_SKIPS:
+            raise TrainingError("diverged", f"fp16 gradients overflow: {self._num_consecutive} steps in a row skipped")
+        return True
+
+
+class Run:
+    """What a run has done so far: rows, steps, the loss of the current epoch on the device, and what is told of it."""
+
+    def __init__(self, num_rows: int, training: TrainingConfig, device: torch.device, listener: Listener) -> None:
+        self.started_at = time.monotonic()
+        self.epoch_losses: list[float] = []
+        self.num_steps = 0
+        self._num_rows_done = 0
+        self._num_rows_total = num_rows * training.epochs
+        self._num_epochs = training.epochs
+        self._device = device
+        self._listener = listener
+        self._num_epoch_rows = 0
+        # float64, since float32 stops adding up after some ten thousand batches.
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+
+    @property
+    def _epoch(self) -> int:
+        return len(self.epoch_losses) + 1
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started_at
+
+    @property
+    def rows_per_second(self) -> float:
+        return self._num_rows_done / max(self.seconds, 1e-9)
+
+    def step_done(self, loss: Tensor, num_rows: int, *, was_skipped: bool) -> None:
+        """Adds a batch's mean loss without waiting for it, and reports when that is due."""
+        self.num_steps += 1
+        self._num_rows_done += num_rows
+        if not was_skipped:  # its loss is infinite, and its update did not happen
+            self._num_epoch_rows += num_rows
+            self._loss_sum.add_(loss.detach(), alpha=num_rows)
+        self._listener.beat(self._num_rows_done / self._num_rows_total)
+        if self._listener.is_progress_due():
+            self._report(self._read_loss() if self._num_epoch_rows else None)
+
+    def epoch_done(self) -> None:
+        """Closes the epoch and reports it; this waits for the device. Raises TrainingError when it taught nothing."""
+        if not self._num_epoch_rows:
+            raise TrainingError("diverged", f"fp16 gradients overflow: every step of epoch {self._epoch} was skipped")
+        loss = self._read_loss()
+        self._report(loss)
+        self.epoch_losses.append(loss)
+        self._loss_sum.zero_()
+        self._num_epoch_rows = 0
+
+    def _read_loss(self) -> float:
+        """The mean loss of this epoch's rows so far. Raises TrainingError non_finite_loss."""
+        loss = self._loss_sum.item() / self._num_epoch_rows
+        if not math.isfinite(loss):
+            raise TrainingError("non_finite_loss", f"the loss became {loss} in epoch {self._epoch}")
+        return loss
+
+    def _report(self, loss: float | None) -> None:
+        num_rows_left = self._num_rows_total - self._num_rows_done
+        self._listener.progress(
+            events.Progress(
+                epoch=self._epoch,
+                epochs=self._num_epochs,
+                loss=loss,
+                rows_per_second=self.rows_per_second,
+                seconds_left=num_rows_left / self.rows_per_second,
+                device=self._device.type,
+            )
+        )
+
+
+def train(
+    rows: RowRange, training: TrainingConfig, device: torch.device, listener: Listener
+) -> tuple[TelemetryAutoencoder, report.TrainingReport]:
+    """Trains a fresh model on all of `rows` (at least two). On a CPU equal rows and settings give equal weights.
+
+    Raises TrainingError when the weights or the loss do not stay finite, ResourceError out_of_memory.
+    """
+    torch.set_num_threads(training.num_threads)
+    precision = choose_precision(training.precision, device.type, capability_of(device))
+    with out_of_memory_as_resource_error(training.batch_size):
+        model = build(rows.num_metrics, training.seed).to(device).train()
+        optimizer = make_optimizer(model, training)
+        scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        skips = SkipCounter(scaler)
+        batches = Batches(
+            rows, training.batch_size, seed=training.seed, device=device, num_workers=training.num_workers
+        )
+        run = Run(rows.num_rows, training, device, listener)
+        for epoch in range(training.epochs):
+            for x_BD in batches.epoch(epoch):
+                optimizer.zero_grad(set_to_none=True)
+                with torch.amp.autocast(device.type, AUTOCAST_DTYPES[precision], enabled=precision != "float32"):
+                    y_BD = model(x_BD)
+                loss = functional.mse_loss(y_BD.float(), x_BD)  # squares of 256 and more overflow in float16
+                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                scaler.step(optimizer)
+                scaler.update()
+                run.step_done(loss, len(x_BD), was_skipped=skips.was_skipped())
+            run.epoch_done()
+        require_finite(model)
+    return model, report.TrainingReport(
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        num_steps=run.num_steps,
+        epoch_losses=run.epoch_losses,
+        seconds=run.seconds,
+        rows_per_second=run.rows_per_second,
+        device=device.type,
+        device_name=device_name(device),
+        precision=precision,
+        seed=training.seed,
+        num_skipped_steps=skips.num_skipped,
+    )
+
+
+def require_finite(model: nn.Module) -> None:
+    """Raises TrainingError diverged for a weight or a running statistic that is not finite."""
+    broken = [name for name, tensor in model.state_dict().items() if not torch.isfinite(tensor).all()]
+    if broken:
+        raise TrainingError("diverged", f"not finite after training: {', '.join(broken)}")
+
+
+@contextlib.contextmanager
+def out_of_memory_as_resource_error(batch_size: int) -> Iterator[None]:
+    """Turns the ways in which torch says that memory ran out into ResourceError; other errors pass."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # On a CPU torch raises a plain RuntimeError, with one of these texts for as long as it has existed.
+        told = ("out of memory", "can't allocate memory", "not enough memory")
+        if isinstance(error, MemoryError) or any(text in str(error) for text in told):
+            message = (
+                f"no memory left at batch size {batch_size}: {str(error).splitlines()[0] if str(error) else error!r}"
+            )
+            raise ResourceError("out_of_memory", message, remedy="lower training.batch_size") from error
+        raise
+
+
+def capability_of(device: torch.device) -> tuple[int, int]:
+    """The CUDA compute capability, (0, 0) for a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def device_name(device: torch.device) -> str:
+    """The device as its maker calls it; a CPU by its architecture."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()

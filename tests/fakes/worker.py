@@ -1,0 +1,122 @@
+"""A real process that speaks the worker's protocol and behaves, or misbehaves, by its dataset's name.
+
+Takes the worker's arguments, needs only the standard library, and knows the protocol by heart: where it and the
+service disagree, the wire has changed. Names: `hold` waits for <spool>/release, `kill` ends itself by SIGKILL,
+`crash` exits 1, `garbage` sends no JSON, `mute` says nothing, `stubborn` ignores SIGTERM, `refuse` reports a bad
+dataset, `host` defers until <spool>/healed exists, `memory` needs a batch of at most 512, `gate` offers NaN.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+order_path = Path(sys.argv[-1])
+order = json.loads(order_path.read_text())
+directory = os.fsencode(order["datasets"][0])
+name = os.listdir(directory)[0]
+data = Path(os.fsdecode(os.path.join(directory, name))).read_bytes()
+spool = Path(order["datasets"][0]).parent.parent
+work = Path(order["work_dir"])
+behaviour = name.split(b"-")[0].split(b".")[0].decode("ascii", "replace")
+num_sent = 0
+
+
+def connect() -> socket.socket:
+    path = Path(order["socket"])
+    fd = os.open(path.parent, os.O_PATH)
+    channel = socket.socket(socket.AF_UNIX)
+    channel.connect(f"/proc/self/fd/{fd}/{path.name}")
+    return channel
+
+
+def send(kind: str, **body: object) -> None:
+    global num_sent
+    num_sent += 1
+    event = {
+        "v": 1, "job": order["job"], "attempt": order["attempt"], "seq": num_sent, "t": time.time(), "kind": kind,
+        "body": {"kind": kind, **body},
+    }  # fmt: skip
+    channel.sendall(json.dumps(event).encode() + b"\n")
+
+
+def fail(status: int, code: str, message: str, **details: object) -> None:
+    send("failed", code=code, message=message, **details)
+    sys.exit(status)
+
+
+def on_sigterm(*_: object) -> None:
+    fail(75, "terminated", "stopped at a safe point")
+
+
+def candidate() -> dict[str, object]:
+    tensors = [{"name": "w", "shape": [1], "dtype": "float32", "is_finite": behaviour != "gate"}]
+    return {
+        "weights_sha256": hashlib.sha256(data).hexdigest(), "weights_bytes": len(data),
+        "shape": {"input_dim": 1, "hidden_dim": 24, "latent_dim": 8}, "dataset": dataset(),
+        "scaler": {"centre": [0.0], "scale": [1.0]},
+        "training": {
+            "epochs": 5, "batch_size": order["training"]["batch_size"], "num_steps": 5, "epoch_losses": [1.0],
+            "seconds": 0.1, "rows_per_second": 10.0, "device": "cpu", "device_name": "fake", "precision": "float32",
+            "seed": order["training"]["seed"],
+        },
+        "evaluation": {"num_heldout_rows": 1, "heldout_loss": 0.5, "mean_loss": 1.0},
+        "tensors": tensors, "expected": [{**tensors[0], "is_finite": True}], "versions": {"retraind": "fake"},
+    }  # fmt: skip
+
+
+def dataset() -> dict[str, object]:
+    return {
+        "name": name.decode("utf-8", "backslashreplace"), "sha256": hashlib.sha256(data).hexdigest(),
+        "num_bytes": len(data), "format": "csv", "num_rows": 10, "num_dropped": {"missing": 1},
+        "metric_names": ["m"], "ignored_columns": [],
+    }  # fmt: skip
+
+
+def hold() -> None:
+    epoch = 0
+    while not (spool / "release").exists():
+        epoch = min(epoch + 1, 5)
+        send("progress", epoch=epoch, epochs=5, loss=0.7413, rows_per_second=512_000.0, seconds_left=8.0, device="cpu")
+        time.sleep(0.05)
+
+
+signal.signal(signal.SIGTERM, on_sigterm)
+if behaviour == "mute":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pause()
+if behaviour == "boot":
+    sys.exit(3)
+channel = connect()
+send("hello", pid=os.getpid(), python="fake")
+with (spool / "trained.log").open("a") as log:  # what the tests count
+    log.write(f"{name.decode('utf-8', 'backslashreplace')} {order['attempt']}\n")
+send("stage", name="ingest")
+match behaviour:
+    case "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    case "crash":
+        sys.exit(1)
+    case "garbage":
+        channel.sendall(b"this is not an event\n")
+        signal.pause()
+    case "refuse":
+        fail(65, "malformed", "cell is no number", line=3, column=2, remedy="look at line 3")
+    case "memory" if order["training"]["batch_size"] > 512:
+        fail(71, "out_of_memory", "no room for the batch")
+    case "host" if not (spool / "healed").exists():
+        fail(69, "preflight_failed", "gpu.present: no GPU")
+    case "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+send("ingested", dataset=dataset())
+send("stage", name="train")
+send("news-from-the-future", anything=1)
+if behaviour in ("hold", "stubborn"):
+    hold()
+(work / "weights.pt").write_bytes(data)
+(work / "candidate.json").write_text(json.dumps(candidate()))
+send("finished", weights_sha256=hashlib.sha256(data).hexdigest(), peak_bytes=1)

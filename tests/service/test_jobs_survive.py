@@ -1,0 +1,291 @@
+"""Kills, stops, crashes and broken machines: nothing is lost, nothing is trained twice, no dataset takes the blame."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from harness import Service, eventually
+
+
+def _worker_pid(service: Service) -> int:
+    children = Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children")
+    return int(eventually(lambda: children.read_text().split(), "a worker")[0])
+
+
+def test_a_poison_file_is_quarantined_after_three_kills_while_a_good_one_passes(service: Service) -> None:
+    service.drop("kill.csv")
+    eventually(lambda: service.trained() == ["kill.csv"], "the first attempt")
+    service.drop("good.csv")
+    service.wait_for_state("good.csv", "published")
+    job = service.wait_for_state("kill.csv", "quarantined")
+    assert service.trained().count("kill.csv") == 3
+    assert service.trained().index("good.csv") < 3, "the good file did not wait for the poison to be given up"
+    reason = service.reason("kill.csv")
+    assert reason == {
+        "code": "worker_crash", "message": reason["message"], "line": None, "column": None, "remedy": "",
+        "sha256": "", "attempts": 3, "job": job["id"],
+    }  # fmt: skip
+    assert "SIGKILL" in str(reason["message"])
+    assert (service.spool / "quarantine" / "kill.csv").read_bytes() == b"kill.csv"
+    assert service.metric("retraind_worker_exits_total", reason="killed") == 3
+    assert service.metric("retraind_quarantined_total", code="worker_crash") == 1
+
+
+def test_attempts_are_remembered_across_a_restart(make_service) -> None:
+    service = make_service(worker={"max_attempts": 3}).start()
+    service.drop("kill.csv")
+    eventually(lambda: len(service.trained()) == 2, "two attempts")
+    service.kill()
+    service.start()
+    service.wait_for_state("kill.csv", "quarantined")
+    assert len(service.trained()) == 3
+
+
+def test_sigterm_sends_a_running_job_back_to_the_queue_and_it_is_trained_after_the_restart(service: Service) -> None:
+    service.drop("hold.csv")
+    pid = _worker_pid(service)
+    eventually(service.trained)
+    assert service.stop() == 0
+    assert not Path(f"/proc/{pid}").exists()
+    assert service.states() == {"hold.csv": "queued"}
+    assert service.jobs()[0]["attempts"] == 0
+    assert "STOPPING=1" in service.notifications()
+    (service.spool / "release").touch()
+    service.start()
+    service.wait_for_state("hold.csv", "published")
+    assert service.live()["sequence"] == 1
+
+
+def test_a_worker_that_ignores_sigterm_is_ended_within_the_stop_time(make_service) -> None:
+    service = make_service(worker={"stop_seconds": 0.5}).start()
+    service.drop("stubborn.csv")
+    eventually(lambda: service.status()["state"] == "working" and "epoch" in str(service.status()["text"]))
+    assert service.stop() == 0
+    assert service.states() == {"stubborn.csv": "queued"}
+
+
+def test_kill_9_of_the_service_takes_the_worker_along_and_loses_nothing(service: Service) -> None:
+    service.drop("hold.csv")
+    eventually(service.trained)
+    service.kill()
+    assert service.states() == {"hold.csv": "running"}
+    (service.spool / "release").touch()
+    service.start()
+    job = service.wait_for_state("hold.csv", "published")
+    assert job["attempts"] == 1, "the service's end is not the dataset's fault"
+    eventually(lambda: service.names("done") == ["hold.csv"])
+
+
+def test_kill_9_of_the_worker_is_one_attempt_and_the_job_is_trained(service: Service) -> None:
+    service.drop("hold.csv")
+    pid = _worker_pid(service)
+    eventually(service.trained)
+    os.kill(pid, signal.SIGKILL)
+    (service.spool / "release").touch()
+    job = service.wait_for_state("hold.csv", "published")
+    assert job["attempts"] == 2
+
+
+def test_a_candidate_that_was_complete_when_the_service_died_is_published_and_not_trained_again(make_service) -> None:
+    service = make_service()
+    (service.models / "telemetry_autoencoder").mkdir(parents=True)
+    service.start()
+    versions = service.models / "telemetry_autoencoder" / "versions"
+    versions.rename(versions.with_name("away"))
+    versions.write_text("in the way")
+    service.drop("a.csv")  # found before the next check of the models directory, or after its healing
+    eventually(lambda: service.metric("retraind_fault", fault="models") == 1)
+    service.kill()
+    versions.unlink()
+    service.start()
+    service.wait_for_state("a.csv", "published")
+    assert service.trained() == ["a.csv"]
+
+
+@pytest.mark.parametrize("state", ["no record", "empty record", "half a record"])
+def test_a_claimed_file_with_a_broken_record_is_trained_once(make_service, state: str) -> None:
+    service = make_service()
+    job_id = "20260101T000000Z-abcd"
+    claim = service.spool / "active" / job_id
+    claim.mkdir(parents=True)
+    (claim / "orphan.csv").write_text("orphan")
+    (service.spool / "active" / "20260101T000000Z-ffff").mkdir()
+    if state != "no record":
+        record = service.state / "jobs" / job_id / "job.json"
+        record.parent.mkdir(parents=True)
+        record.write_text("" if state == "empty record" else '{"id": "20260101T0000')
+    service.start()
+    service.wait_for_state("orphan.csv", "published")
+    assert service.trained() == ["orphan.csv"]
+    eventually(lambda: not list((service.spool / "active").iterdir()))
+    if state != "no record":
+        assert service.metric("retraind_bad_records_total") == 1
+        assert (service.state / "jobs" / job_id / "job.json.bad").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "attempts"),
+    [("refuse.csv", "malformed", 1), ("crash.csv", "worker_crash", 2), ("garbage.csv", "protocol", 2)],
+)
+def test_a_bad_dataset_gets_a_reason_file_a_counter_and_the_next_one_is_trained(
+    make_service, name: str, code: str, attempts: int
+) -> None:
+    service = make_service(worker={"max_attempts": 2}).start()
+    service.drop("before.csv")
+    service.wait_for_state("before.csv", "published")
+    live = service.live()
+    service.drop(name)
+    service.wait_for_state(name, "quarantined")
+    eventually(lambda: service.names("quarantine") == [name])
+    reason = service.reason(name)
+    assert (reason["code"], reason["attempts"]) == (code, attempts)
+    assert service.metric("retraind_quarantined_total", code=code) == 1
+    assert service.live() == live
+    assert service.log().count(f"{name} quarantined") == 1
+    service.drop("after.csv")
+    service.wait_for_state("after.csv", "published")
+
+
+def test_a_refusal_names_the_line_and_the_column(service: Service) -> None:
+    service.drop("refuse.csv")
+    service.wait_for_state("refuse.csv", "quarantined")
+    reason = eventually(lambda: service.names("quarantine") and service.reason("refuse.csv"))
+    assert (reason["line"], reason["column"], reason["remedy"]) == (3, 2, "look at line 3")
+    assert "malformed at line 3, column 2: cell is no number (look at line 3)" in service.log()
+
+
+def test_a_silent_worker_is_ended_and_counted(make_service) -> None:
+    service = make_service(worker={"silence_seconds": 0.5, "max_attempts": 1}).start()
+    service.drop("mute.csv")
+    service.wait_for_state("mute.csv", "quarantined")
+    assert service.metric("retraind_worker_exits_total", reason="silent") == 1
+    assert eventually(lambda: service.names("quarantine") and service.reason("mute.csv"))["code"] == "silent"
+
+
+def test_a_job_beyond_its_time_is_ended(make_service) -> None:
+    service = make_service(worker={"max_seconds": 1.0, "max_attempts": 1}).start()
+    service.drop("hold.csv")
+    service.wait_for_state("hold.csv", "quarantined")
+    assert eventually(lambda: service.names("quarantine") and service.reason("hold.csv"))["code"] == "timeout"
+
+
+def test_out_of_memory_is_tried_again_with_half_the_batch(service: Service) -> None:
+    service.drop("memory.csv")
+    service.wait_for_state("memory.csv", "published")
+    assert service.live()["training"]["batch_size"] == 512
+    assert len(service.trained()) == 3
+
+
+def test_a_machine_fault_defers_uses_no_attempt_and_heals_by_itself(service: Service) -> None:
+    service.drop("host.csv")
+    service.wait_for_state("host.csv", "deferred")
+    text = eventually(lambda: str(service.status()["text"]) if service.status()["faults"] else "")
+    assert text.startswith("deferred: gpu.present: no GPU; next try in")
+    assert service.metric("retraind_fault", fault="preflight") == 1
+    service.drop("other.csv")
+    (service.spool / "healed").touch()
+    job = service.wait_for_state("host.csv", "published")
+    assert job["attempts"] == 1
+    service.wait_for_state("other.csv", "published")
+    assert service.metric("retraind_fault", fault="preflight") == 0
+    assert service.names("quarantine") == []
+
+
+def test_a_worker_interpreter_that_does_not_run_defers_and_heals(make_service) -> None:
+    service = make_service()
+    good = service.settings["worker"]["python"]
+    service.settings["worker"]["python"] = "/nowhere/python"
+    service.write_config()
+    service.start()
+    service.drop("a.csv")
+    service.wait_for_state("a.csv", "deferred")
+    assert service.metric("retraind_fault", fault="worker") == 1
+    service.settings["worker"]["python"] = good
+    service.write_config()
+    service.signal(signal.SIGHUP)
+    service.wait_for_state("a.csv", "published")
+
+
+def test_a_models_directory_that_fails_holds_the_weights_and_publishes_once_it_is_back(service: Service) -> None:
+    service.drop("hold.csv")
+    eventually(service.trained)
+    versions = service.models / "telemetry_autoencoder" / "versions"
+    versions.rename(versions.with_name("away"))
+    versions.write_text("in the way")
+    (service.spool / "release").touch()
+    service.wait_for_state("hold.csv", "trained")
+    eventually(lambda: str(service.status()["text"]).startswith("degraded: "))
+    assert service.metric("retraind_publish_failures_total") >= 1
+    assert service.live() is None
+    service.drop("waits.csv")
+    versions.unlink()
+    versions.with_name("away").rename(versions)
+    service.wait_for_state("hold.csv", "published")
+    service.wait_for_state("waits.csv", "published")
+    assert service.trained() == ["hold.csv", "waits.csv"], "nothing was trained twice"
+    assert service.names("quarantine") == []
+
+
+def test_an_archive_that_fails_is_retried_and_the_model_is_published_once(service: Service) -> None:
+    service.drop("hold.csv")
+    eventually(service.trained)
+    done = service.spool / "done"
+    done.rmdir()
+    done.write_text("in the way")
+    (service.spool / "release").touch()
+    service.wait_for_state("hold.csv", "published")
+    eventually(lambda: service.status()["faults"], "the fault is told")
+    done.unlink()
+    done.mkdir()
+    eventually(lambda: service.names("done") == ["hold.csv"])
+    assert service.trained() == ["hold.csv"]
+    assert service.live()["sequence"] == 1
+
+
+def test_a_candidate_with_non_finite_weights_is_rejected_and_the_model_stays(service: Service) -> None:
+    service.drop("good.csv")
+    service.wait_for_state("good.csv", "published")
+    service.drop("gate.csv")
+    service.wait_for_state("gate.csv", "rejected")
+    eventually(lambda: service.names("quarantine") == ["gate.csv"])
+    assert service.reason("gate.csv")["code"] == "non_finite_weights"
+    assert service.live()["dataset"]["name"] == "good.csv"
+    assert service.metric("retraind_jobs_total", result="rejected") == 1
+
+
+def test_a_quarantined_dataset_can_be_queued_again(service: Service) -> None:
+    service.drop("refuse.csv")
+    job = service.wait_for_state("refuse.csv", "quarantined")
+    eventually(lambda: service.names("quarantine") == ["refuse.csv"])
+    result = service.command("requeue", str(job["id"]))
+    assert result.returncode == 0, result.stderr
+    eventually(lambda: len(service.trained()) == 2)
+    eventually(lambda: service.names("quarantine") == ["refuse.csv"])
+    assert service.reason("refuse.csv")["job"] != job["id"]
+    assert service.command("requeue", "--all-quarantined").returncode == 0
+    eventually(lambda: len(service.trained()) == 3)
+    missing = service.command("requeue", "20260101T000000Z-0000")
+    assert missing.returncode == 64
+    assert "retraind jobs" in missing.stderr
+
+
+def test_a_second_service_on_the_same_spool_refuses_to_start(service: Service) -> None:
+    other = service.command("serve")
+    assert other.returncode == 69
+    assert "already_running" in other.stderr
+    service.drop("a.csv")
+    service.wait_for_state("a.csv", "published")
+
+
+def test_a_record_never_leaves_the_table_of_states(service: Service) -> None:
+    for name in ("a.csv", "refuse.csv", "gate.csv"):
+        service.drop(name)
+    for name, state in (("a.csv", "published"), ("refuse.csv", "quarantined"), ("gate.csv", "rejected")):
+        service.wait_for_state(name, state)
+    assert {job["state"] for job in json.loads(service.command("jobs", "--json").stdout)} == {
+        "published",
+        "quarantined",
+        "rejected",
+    }

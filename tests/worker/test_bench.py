@@ -1,0 +1,42 @@
+"""The benchmark runs, and both variants of it learn the same. No test looks at the speed of a machine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "train_speed.py"
+
+
+def bench(*options):
+    command = [sys.executable, str(SCRIPT), *options]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+
+
+@pytest.mark.slow
+def test_both_variants_reach_the_same_loss_and_the_report_is_complete():
+    result = json.loads(bench("--rows", "50000", "--epochs", "2", "--rounds", "1", "--json"))
+    assert result["ours"]["loss"] == pytest.approx(result["naive"]["loss"], abs=1e-3)
+    for variant in ("naive", "ours"):
+        row = result[variant]
+        assert set(row) >= {"rows_per_second", "loss", "peak_mib"}
+        assert row["rows_per_second"] > 0
+        assert 50 < row["peak_mib"] < 4000
+    assert result["ratio"] == pytest.approx(result["ours"]["rows_per_second"] / result["naive"]["rows_per_second"])
+    assert result["setting"]["rows"] == 50000
+    assert result["machine"]["num_cpus"] >= 1
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_whole_job_is_measured_on_a_csv_file():
+    result = json.loads(bench("--csv", "--rows", "3000", "--epochs", "1", "--json"))
+    assert result["rows"] == 3000
+    assert 100 < result["peak_mib"] < 4000
+    assert result["csv_mib"] > 0.5
+
+
+def test_the_help_names_every_option():
+    text = bench("--help")
+    assert all(option in text for option in ("--rows", "--epochs", "--rounds", "--json", "--csv"))

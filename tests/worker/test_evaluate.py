@@ -1,0 +1,135 @@
+"""Held-out error, and weights that are believed only after they were read back."""
+
+import hashlib
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from retraind.errors import HostError, Interrupted, TrainingError
+from retraind.worker import evaluate, model
+from retraind.worker.batches import RowRange, split_rows
+
+CPU = torch.device("cpu")
+
+
+class Counter:
+    """Counts the blocks that it is told of."""
+
+    def __init__(self, stop_after=math.inf):
+        self.shares = []
+        self.stop_after = stop_after
+
+    def beat(self, done_share=None):
+        self.shares.append(done_share)
+        if len(self.shares) >= self.stop_after:
+            raise Interrupted("terminated", "asked to stop")
+
+
+def write_rows(path, num_rows, num_metrics=6, scale=1.0):
+    values = np.random.default_rng(7).standard_normal((num_rows, num_metrics)) * scale
+    values.astype("<f4").tofile(path)
+    return RowRange(path, num_metrics, 0, num_rows)
+
+
+def trained_model(num_metrics=6):
+    network = model.build(num_metrics, seed=1).train()
+    network(torch.randn(50, num_metrics, generator=torch.Generator().manual_seed(0)))  # moves BatchNorm's statistics
+    return network
+
+
+def test_the_losses_are_means_over_the_held_out_rows_alone(tmp_path):
+    network = trained_model()
+    training, heldout = split_rows(write_rows(tmp_path / "rows", 1000), 0.2)
+    found = evaluate.evaluate(network, training, heldout, CPU, Counter().beat)
+    x = torch.from_numpy(np.fromfile(tmp_path / "rows", "<f4").reshape(1000, 6)[800:])
+    with torch.no_grad():
+        expected = ((network.eval()(x) - x).double() ** 2).mean().item()
+    assert found.num_heldout_rows == 200
+    assert found.heldout_loss == pytest.approx(expected, rel=1e-6)
+    assert found.mean_loss == pytest.approx((x.double() ** 2).mean().item(), rel=1e-6)
+
+
+def test_the_losses_do_not_depend_on_how_many_blocks_there_are(tmp_path):
+    rows = write_rows(tmp_path / "rows", 3000, num_metrics=1024)  # three blocks
+    network = trained_model(1024)
+    counter = Counter()
+    loss, mean_loss = evaluate.mean_losses(network, rows, CPU, counter.beat)
+    x = torch.from_numpy(np.fromfile(tmp_path / "rows", "<f4").reshape(3000, 1024))
+    with torch.no_grad():
+        assert loss == pytest.approx(((network(x) - x).double() ** 2).mean().item(), rel=1e-6)
+    assert mean_loss == pytest.approx((x.double() ** 2).mean().item(), rel=1e-6)
+    assert len(counter.shares) == 3
+    assert counter.shares[-1] == 1.0
+
+
+def test_without_held_out_rows_the_training_rows_are_judged_and_said_so(tmp_path):
+    rows = write_rows(tmp_path / "rows", 2)
+    found = evaluate.evaluate(trained_model(), rows, None, CPU, Counter().beat)
+    assert found.num_heldout_rows == 0
+    assert found.heldout_loss > 0
+
+
+def test_evaluation_leaves_the_weights_as_they_are(tmp_path):
+    network = trained_model()
+    before = model.serialise(network)
+    evaluate.evaluate(network, write_rows(tmp_path / "rows", 100), None, CPU, Counter().beat)
+    assert model.serialise(network) == before
+
+
+def test_a_stop_is_heard_between_two_blocks(tmp_path):
+    rows = write_rows(tmp_path / "rows", 3000, num_metrics=1024)
+    counter = Counter(stop_after=1)
+    with pytest.raises(Interrupted):
+        evaluate.evaluate(trained_model(1024), rows, None, CPU, counter.beat)
+    assert len(counter.shares) == 1
+
+
+def test_a_held_out_loss_that_is_not_finite_is_an_error(tmp_path):
+    rows = write_rows(tmp_path / "rows", 10)
+    network = trained_model()
+    network.decoder[3].bias.data[2] = math.inf
+    with pytest.raises(TrainingError) as caught:
+        evaluate.evaluate(network, rows, None, CPU, Counter().beat)
+    assert caught.value.code == "non_finite_loss"
+
+
+def write_weights(path, network):
+    data = model.serialise(network)
+    path.write_bytes(data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_weights_read_back_as_what_the_architecture_prescribes(tmp_path):
+    sha256 = write_weights(tmp_path / "weights.pt", trained_model())
+    assert evaluate.read_back(tmp_path / "weights.pt", sha256, 6) == model.expected_tensors(6)
+
+
+def test_one_flipped_bit_on_disk_is_noticed(tmp_path):
+    path = tmp_path / "weights.pt"
+    sha256 = write_weights(path, trained_model())
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(HostError) as caught:
+        evaluate.read_back(path, sha256, 6)
+    assert caught.value.code == "host_io"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_model_whose_answer_is_not_finite_is_refused(tmp_path, value):
+    network = trained_model()
+    network.encoder[1].running_mean[0] = value
+    sha256 = write_weights(tmp_path / "weights.pt", network)
+    with pytest.raises(TrainingError) as caught:
+        evaluate.read_back(tmp_path / "weights.pt", sha256, 6)
+    assert caught.value.code == "diverged"
+
+
+def test_a_tensor_that_the_answer_does_not_show_is_still_reported(tmp_path):
+    network = trained_model()
+    network.encoder[1].running_var[0] = math.inf  # divides, so the answer stays finite
+    sha256 = write_weights(tmp_path / "weights.pt", network)
+    facts = evaluate.read_back(tmp_path / "weights.pt", sha256, 6)
+    assert [fact.name for fact in facts if not fact.is_finite] == ["encoder.1.running_var"]
