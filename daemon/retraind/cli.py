@@ -14,7 +14,7 @@ import msgspec
 
 from retraind import __version__
 from retraind.config import Config, TrainingConfig
-from retraind.errors import ConfigError, RetraindError, UsageError
+from retraind.errors import ConfigError, HostError, RetraindError, UsageError
 
 DEFAULT_CONFIG = Path("/etc/retraind/retraind.yaml")
 _EXIT_USAGE = 64
@@ -110,11 +110,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RetraindError as error:
         print(f"retraind {options.verb}: {error}", file=sys.stderr)
         return error.exit_status
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        print(f"retraind {options.verb}: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
+        return HostError.exit_status
+    except KeyboardInterrupt:
+        return 130
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -131,11 +134,11 @@ def _run(options: argparse.Namespace) -> int:
         case "train":
             from retraind.commands.train import train
 
-            return train(_overridden(config, options), options.files, as_json=options.json)
+            return train(_overridden(config, options), _existing(options.files), as_json=options.json)
         case "inspect":
             from retraind.commands.inspect import inspect
 
-            return inspect(config, options.files, as_json=options.json)
+            return inspect(config, _existing(options.files), as_json=options.json)
         case "check":
             from retraind.commands.check import check
 
@@ -160,6 +163,14 @@ def _run_jobs(config: Config, options: argparse.Namespace) -> int:
     if options.verb == "jobs":
         return jobs.jobs(config, as_json=options.json, limit=options.limit)
     return jobs.requeue(config, job_id=options.job, everything=options.all_quarantined)
+
+
+def _existing(files: list[Path]) -> list[Path]:
+    """The files, links resolved: what a person names on the command line is followed, unlike what lies in the spool."""
+    for file in files:
+        if not file.exists():
+            raise UsageError("not_found", f"{file}: no such file")
+    return [file.resolve() for file in files]
 
 
 def _overridden(config: Config, options: argparse.Namespace) -> Config:

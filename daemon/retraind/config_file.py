@@ -6,7 +6,9 @@ keys are an error, which plain YAML loading gets wrong without a word. Raises Co
 """
 
 import difflib
+import math
 import operator
+import os
 import re
 import typing
 from dataclasses import dataclass, field
@@ -20,6 +22,8 @@ from retraind.errors import ConfigError
 
 S = typing.TypeVar("S", bound=Section)
 _NO_ALIASES = "aliases, anchors and tags are not supported: write the value out"
+# No key means more, and an order to a worker could not carry it.
+_MAX_INT = 2**63 - 1
 
 
 @dataclass
@@ -28,8 +32,10 @@ class _Problems:
 
     file: str
     found: list[tuple[int, str]] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
 
     def add(self, line: int, key: str, problem: str) -> None:
+        self.keys.add(key)
         place = f"{self.file}:{line}: " + (f"{key}: " if key else "")
         self.found.append((line, place + problem))
 
@@ -46,7 +52,6 @@ def load(path: Path | None) -> Config:
     problems = _Problems(str(path))
     lines: dict[str, int] = {}
     config = _walk_section(_compose(path, problems), Config, "", problems, lines)
-    problems.raise_if_any()
     config = _absolute(config, path.absolute().parent)
     _check_together(config, problems, lines)
     problems.raise_if_any()
@@ -55,19 +60,37 @@ def load(path: Path | None) -> Config:
 
 def _compose(path: Path, problems: _Problems) -> yaml.Node | None:
     try:
-        text = path.read_bytes().decode("utf-8")
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            problems.add(1, "", _NO_ALIASES)
-            return None
-        return yaml.compose(text, Loader=yaml.SafeLoader)
+        data = path.read_bytes()
+        text = data.decode("utf-8")
     except OSError as error:
         raise ConfigError("bad_config", f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError("bad_config", f"{path}: not UTF-8 at byte {error.start}") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problems.add(mark.line + 1 if mark else 1, "", f"not valid YAML: {getattr(error, 'problem', None) or error}")
+        problems.add(data.count(b"\n", 0, error.start) + 1, "", f"not UTF-8: byte 0x{data[error.start]:02x}")
         return None
+    try:
+        _refuse_aliases(text, problems)
+        return yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        problems.add(line, "", f"not valid YAML: the character {chr(error.character)!a} is not allowed")
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = 1 if mark is None else mark.line + 1
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        problems.add(line, "", f"not valid YAML: {what}")
+    except RecursionError:
+        problems.add(1, "", "not valid YAML: nested too deeply")
+    return None
+
+
+def _refuse_aliases(text: str, problems: _Problems) -> None:
+    """Told of each line once. Values that come from elsewhere have no line of their own, and tags name Python types."""
+    lines = set()
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if getattr(event, "anchor", None) is not None or getattr(event, "tag", None) is not None:
+            lines.add(event.start_mark.line + 1 if event.start_mark else 1)
+    for line in lines:
+        problems.add(line, "", _NO_ALIASES)
 
 
 def _walk_section(
@@ -83,6 +106,9 @@ def _walk_section(
     types = typing.get_type_hints(section, include_extras=True)
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            problems.add(line, prefix.rstrip("."), "a key must be one word")
+            continue
         name = str(key_node.value)
         key = prefix + name
         if name not in types:
@@ -102,7 +128,8 @@ def _walk_value(node: yaml.Node, kind: typing.Any, key: str, problems: _Problems
     if isinstance(kind, type) and issubclass(kind, Section):
         return _walk_section(node, kind, f"{key}.", problems, lines)
     if not isinstance(node, yaml.ScalarNode):
-        raise ValueError("expected one value")  # noqa: TRY004  (told to people, with its line)
+        found = "a list" if isinstance(node, yaml.SequenceNode) else "keys below it"
+        raise ValueError(f"expected one value, not {found}")  # noqa: TRY004  (told to people, with its line)
     return _read_scalar(node, kind)
 
 
@@ -114,8 +141,6 @@ def _read_scalar(node: yaml.ScalarNode, kind: typing.Any) -> object:
         if is_optional:
             return None
         raise ValueError("has no value")
-    if not node.tag.startswith("tag:yaml.org,2002:"):
-        raise ValueError(_NO_ALIASES)
     if choices:
         if text not in choices:
             raise ValueError(f"must be one of {', '.join(map(str, choices))}, not {text!r}")
@@ -124,16 +149,23 @@ def _read_scalar(node: yaml.ScalarNode, kind: typing.Any) -> object:
     if base is int:
         if not re.fullmatch(r"[-+]?[0-9]+", text):
             raise ValueError(f"must be a whole number, not {text!r}")
+        if len(text) > len(str(_MAX_INT)) + 1:
+            raise ValueError(f"must be a whole number of at most {len(str(_MAX_INT))} digits")
         value = int(text)
+        metas = [*metas, msgspec.Meta(le=_MAX_INT)]
     elif base is float:
         if not re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", text):
             raise ValueError(f"must be a number, not {text!r}")
         value = float(text)
+        if not math.isfinite(value):
+            raise ValueError(f"is too large: {text}")
     elif not text:
         raise ValueError("must not be empty")
+    elif not text.isprintable():
+        raise ValueError(f"must not hold control characters: {text!a}")
     elif base is Path:
         return Path(text)
-    _check_range(value, metas)
+    _check_range(value, text, metas)
     return value
 
 
@@ -150,7 +182,7 @@ def _describe(kind: typing.Any) -> tuple[tuple[object, ...], list[msgspec.Meta],
     return choices, metas, kind, is_optional
 
 
-def _check_range(value: float | str, metas: list[msgspec.Meta]) -> None:
+def _check_range(value: float | str, text: str, metas: list[msgspec.Meta]) -> None:
     for meta in metas:
         if isinstance(value, str):
             if meta.pattern is not None and not re.search(meta.pattern, value):
@@ -163,7 +195,12 @@ def _check_range(value: float | str, metas: list[msgspec.Meta]) -> None:
             (meta.lt, "below", operator.lt),
         ):
             if limit is not None and not holds(value, limit):
-                raise ValueError(f"must be {words} {limit:g}, not {value:g}")
+                raise ValueError(f"must be {words} {_written(limit)}, not {text}")
+
+
+def _written(limit: float) -> str:
+    """As short as it can be exact: 0.5, 100000, 9223372036854775807."""
+    return f"{limit:g}" if "e" not in f"{limit:g}" and float(f"{limit:g}") == limit else str(limit)
 
 
 def _forms() -> dict[str, str]:
@@ -189,12 +226,19 @@ def all_keys() -> list[str]:
 
 
 def _suggestion(key: str) -> str:
+    """The same name in another section, a key spelled nearly so, or a name spelled nearly so in any section."""
     keys = all_keys()
-    name = key.rpartition(".")[2]
-    elsewhere = [other for other in keys if other.rpartition(".")[2] == name]
+    names = {other.rpartition(".")[2] for other in keys}
     sections = sorted({other.partition(".")[0] for other in keys})
-    close = elsewhere or difflib.get_close_matches(key, keys + sections, 1, 0.6)
-    return f" (did you mean {close[0]}?)" if close else ""
+    close = _keys_named(key.rpartition(".")[2], keys) or difflib.get_close_matches(key, keys + sections, 1, 0.6)
+    if not close:
+        near = difflib.get_close_matches(key.rpartition(".")[2], sorted(names), 1, 0.8)
+        close = _keys_named(near[0], keys) if near else []
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
+def _keys_named(name: str, keys: list[str]) -> list[str]:
+    return [key for key in keys if key.rpartition(".")[2] == name]
 
 
 def _is_empty(node: yaml.Node) -> bool:
@@ -215,14 +259,19 @@ def _absolute(config: Config, base: Path) -> Config:
 
 
 def _check_together(config: Config, problems: _Problems, lines: dict[str, int]) -> None:
-    try:
-        split_address(config.metrics.listen)
-    except ValueError as error:
-        problems.add(lines["metrics.listen"], "metrics.listen", str(error))
-    keys = ("spool.dir", "models.dir", "state.dir")
+    """What no key can tell alone. Keys that are wrong by themselves are left out: their values are not in `config`."""
+    if "metrics.listen" in lines and "metrics.listen" not in problems.keys:
+        try:
+            host, _ = split_address(config.metrics.listen)
+            host.encode("idna")
+        except UnicodeError:
+            problems.add(lines["metrics.listen"], "metrics.listen", f"{host!r} is no host name and no address")
+        except ValueError as error:
+            problems.add(lines["metrics.listen"], "metrics.listen", str(error))
+    keys = [key for key in ("spool.dir", "models.dir", "state.dir") if key not in problems.keys]
     for position, key in enumerate(keys):
         for other in keys[:position]:
-            path, other_path = (Path(str(get_key(config, name))) for name in (key, other))
+            path, other_path = (Path(os.path.normpath(str(get_key(config, name)))) for name in (key, other))
             if path.is_relative_to(other_path) or other_path.is_relative_to(path):
-                line = lines.get(key) or lines.get(other) or 1
+                line = max(lines.get(key, 1), lines.get(other, 1))
                 problems.add(line, key, f"{path} and {other} {other_path} must not lie within each other")

@@ -1,6 +1,8 @@
 """`retraind jobs`, `status` and `requeue`: what became of each dataset, what the service does, and another try."""
 
+import os
 from datetime import UTC, datetime
+from pathlib import Path
 
 from retraind.commands import screen
 from retraind.config import Config
@@ -12,8 +14,17 @@ from retraind.supervisor.ledger import read_jobs
 from retraind.supervisor.spool import Spool
 
 
+def _require_readable(path: Path) -> None:
+    """A directory that is closed to this user must not look like an empty one."""
+    if path.exists() and not os.access(path, os.R_OK | os.X_OK):
+        raise HostError(
+            "unreadable", f"{path} is closed to this user", remedy="run it as root or as the service's user"
+        )
+
+
 def jobs(config: Config, *, as_json: bool, limit: int) -> int:
     """Lists the newest jobs, newest last."""
+    _require_readable(config.state.dir / "jobs")
     found = read_jobs(config.state.dir)
     if as_json:
         screen.print_json(found)
@@ -43,6 +54,7 @@ def _ago(when: datetime) -> str:
 
 def status(config: Config, *, as_json: bool) -> int:
     """What the service does now; 0 while it runs, 69 when it does not."""
+    _require_readable(config.state.dir)
     current = status_file.read(config.state.dir)
     running = is_locked(config.state.dir / ".lock")
     if as_json:

@@ -16,7 +16,8 @@ from rich.text import Text
 
 from retraind import events
 
-out = Console(highlight=False, soft_wrap=True)
+# Piped output is for grep: as wide as it needs to be, never folded.
+out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 _STYLES = {
@@ -37,8 +38,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell), style=_STYLES.get(str(cell), "")) for cell in row))
-    # Piped output is for grep: as wide as it needs to be, never folded.
-    out.print(table, width=None if out.is_terminal else 10_000, crop=False)
+    out.print(table, crop=False)
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:

@@ -54,6 +54,10 @@ class Attempt:
             child.start(now)
         except HostError as error:
             self._end(Outcome(error, "crashed"), config, now)
+        except OSError:
+            self.job = None  # nothing runs: recovery finds the job and queues it again
+            child.close()
+            raise
         else:
             self.child = child
             self._metrics.started()

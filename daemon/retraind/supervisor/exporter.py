@@ -66,6 +66,8 @@ class _Answers:
 
 
 class _Server(ThreadingHTTPServer):
+    # Connections that wait for `accept`: with the default of 5, a burst of idle clients delays a scrape by seconds.
+    request_queue_size = 128
     daemon_threads = True
     block_on_close = False
 

@@ -123,7 +123,7 @@ class Loop:
 
     def _on_wish(self, wish: str, now: float) -> None:
         if wish == "scan":
-            self._queue.scan_at = now
+            self._queue.wake(now)
         elif wish == "reload":
             self._reload()
         elif wish == "stop" and not self._stopping:

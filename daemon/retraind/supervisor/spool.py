@@ -21,6 +21,8 @@ REASON_SUFFIX = b".reason.json"
 # Producers may add files, but not list the directory or touch each other's: setgid, sticky, no read for the group.
 _INCOMING_MODE = 0o3730
 _PRIVATE_MODE = 0o2750
+# Made while the service runs, where the unit's RestrictSUIDSGID= lets nobody set the setgid bit.
+_CLAIM_MODE = 0o750
 _NAME_MAX = 255
 
 
@@ -98,7 +100,7 @@ class Spool:
     def claim(self, name: bytes, job_id: str) -> None:
         """incoming/<name> -> active/<job_id>/<name>. After a crash in between, the start sweeps the empty directory."""
         directory = self.active / job_id
-        fsio.make_dir(directory, _PRIVATE_MODE)
+        fsio.make_dir(directory, _CLAIM_MODE)
         fsio.move(os.path.join(os.fsencode(self.incoming), name), os.path.join(os.fsencode(directory), name))
 
     def claimed(self) -> list[str]:

@@ -71,7 +71,7 @@ def answer(order: Order, emitter: Emitter) -> int:
             finished = work(order, emitter)
         emitter.send(finished)
     except RetraindError as error:
-        log.log(logging.INFO if isinstance(error, Interrupted) else logging.ERROR, "%s", error)
+        log.debug("%s", error)  # the supervisor says it, once, with what becomes of the job
         return fail(error, emitter)
     except Exception:
         log.exception("crashed")

@@ -14,6 +14,7 @@ import math
 import platform
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol, cast
 
 import torch
@@ -291,5 +292,15 @@ def capability_of(device: torch.device) -> tuple[int, int]:
 
 
 def device_name(device: torch.device) -> str:
-    """The device as its maker calls it; a CPU by its architecture."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    """The device as its maker calls it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+
+def cpu_name() -> str:
+    """The CPU's model as Linux reports it, or its architecture where it reports none (ARM)."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.machine()

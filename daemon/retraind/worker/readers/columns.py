@@ -58,9 +58,10 @@ def choose_metrics(columns: Sequence[Column], limits: DataConfig) -> tuple[list[
     reasons = {column.name: _reason_to_ignore(column) for column in columns}
     metric_names = [name for name, reason in reasons.items() if not reason]
     if not metric_names:
+        found = listed(f"{reason}: {name}" for name, reason in reasons.items())
         raise DataError(
             "no_numeric",
-            f"none of the {len(columns)} columns is a metric: {listed(f'{reason}: {name}' for name, reason in reasons.items())}",
+            f"none of the {len(columns)} columns is a metric: {found}",
             remedy="a metric is a column of numbers that is neither a time nor a label",
         )
     return metric_names, [IgnoredColumn(name=name, reason=reason) for name, reason in reasons.items() if reason]

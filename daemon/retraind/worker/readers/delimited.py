@@ -49,7 +49,9 @@ class DelimitedReader:
     format = "csv"
 
     def __init__(self, source: Source, limits: DataConfig) -> None:
-        self._blocks = cut_lines(source, BLOCK_BYTES, limits.max_line_bytes)
+        # The first block must hold the header and the first row, however long they may be.
+        block_bytes = max(BLOCK_BYTES, 2 * limits.max_line_bytes)
+        self._blocks = cut_lines(source, block_bytes, limits.max_line_bytes)
         self._first, self._dialect = _detect(self._blocks, limits)
         self._splitter = RecordSplitter(self._dialect.delimiter, limits.max_line_bytes)
 

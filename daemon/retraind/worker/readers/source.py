@@ -133,7 +133,7 @@ class Source:
         parts = [self._pushed[:size]]
         missing = size - len(parts[0])
         self._pushed = self._pushed[size:]
-        while missing and (part := self._gzip.read(missing) if self._gzip else self._read_raw(min(missing, RAW_BYTES))):
+        while missing and (part := self._read_part(min(missing, RAW_BYTES))):
             parts.append(part)
             missing -= len(part)
             self._num_out += len(part)
@@ -158,6 +158,9 @@ class Source:
             self._beat(self._done_share())
         self._check_unchanged(None)
 
+    def _read_part(self, size: int) -> bytes:
+        return self._gzip.read(size) if self._gzip else self._read_raw(size)
+
     def _done_share(self) -> float | None:
         size = self._before[1]
         return min(1.0, self.num_bytes / size) if size else None
@@ -171,7 +174,8 @@ class Source:
             ) from error
         self._digest.update(data)
         self.num_bytes += len(data)
-        self._check_raw_size(self.num_bytes)
+        if self.num_bytes > self._before[1]:  # else a writer that never stops would keep us here
+            self._check_unchanged(None)
         return data
 
     def _check_raw_size(self, size: int) -> None:
