@@ -10,8 +10,8 @@ import msgspec
 from retraind.report import Dataset
 
 PROTOCOL = 1
-# The longest legal line: `ingested` with 4096 metric names of 200 bytes.
-MAX_LINE_BYTES = 2**20
+# The longest legal line: `ingested` names every column, a constant one twice, and a header may be 1 MiB of names.
+MAX_LINE_BYTES = 4 * 2**20
 
 
 class ProtocolError(Exception):

@@ -26,8 +26,8 @@ def fsync_dir(path: Path) -> None:
         os.close(fd)
 
 
-def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Writes and syncs a file that must not exist yet; its name is durable once the directory is synced.
+def write_new(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
+    """Writes and, with `sync`, syncs a file that must not exist yet; its name is durable once the directory is synced.
 
     The mode is set whatever the umask. On any error the partial file is removed.
     """
@@ -38,7 +38,8 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             while view:
                 view = view[os.write(fd, view) :]
             os.fchmod(fd, mode)
-            os.fsync(fd)
+            if sync:
+                os.fsync(fd)
         finally:
             os.close(fd)
     except BaseException:
@@ -51,26 +52,32 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
     Costs two fsyncs. One writer per path: the temporary name is fixed, so a left-over of a crash is overwritten.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
+    temporary = _temporary(path)
     write_new(temporary, data, mode=mode)
-    try:
-        temporary.rename(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    _replace(temporary, path)
     fsync_dir(path.parent)
 
 
 def write_volatile(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Replaces a file's content atomically for readers, with no promise after a power cut and no fsync."""
+    temporary = _temporary(path)
+    write_new(temporary, data, mode=mode, sync=False)
+    _replace(temporary, path)
+
+
+def _temporary(path: Path) -> Path:
+    """The name beside `path` under which its next content is made, freed of what a crash left there."""
     temporary = path.with_name(f".{path.name}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    temporary.unlink(missing_ok=True)
+    return temporary
+
+
+def _replace(temporary: Path, path: Path) -> None:
     try:
-        os.write(fd, data)
-    finally:
-        os.close(fd)
-    temporary.rename(path)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def make_dir(path: Path, mode: int) -> None:
@@ -108,10 +115,9 @@ def _rename_exclusive(source: bytes, target: bytes) -> None:
 
 def replace_link(path: Path, target: str) -> None:
     """Points a symbolic link at `target` in one rename: a reader always finds the old or the new one. Durable."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
+    temporary = _temporary(path)
     temporary.symlink_to(target)
-    os.replace(temporary, path)
+    _replace(temporary, path)
     fsync_dir(path.parent)
 
 

@@ -148,9 +148,12 @@ class Service:
 
     def names(self, directory: str) -> list[str]:
         """The data files in done or quarantine."""
-        return sorted(p.name for p in (self.spool / directory).iterdir() if not p.name.endswith(".reason.json"))
+        names = (path.name for path in (self.spool / directory).iterdir())
+        return sorted(name for name in names if not name.endswith(".reason.json") and not name.startswith("."))
 
     def reason(self, name: str) -> dict[str, object]:
+        """The reason file of a dataset in quarantine, waited for together with the data."""
+        eventually(lambda: name in self.names("quarantine"), f"{name} in quarantine")
         return json.loads((self.spool / "quarantine" / f"{name}.reason.json").read_text())
 
     def live(self) -> dict[str, object] | None:

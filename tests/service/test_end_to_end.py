@@ -132,7 +132,7 @@ def test_a_bad_cell_is_named_with_its_line_and_column(make_service) -> None:
     lines[41] = lines[41].replace(lines[41].split(",")[3], "broken", 1)
     service.drop("cell.csv", "\n".join(lines))
     service.wait_for_state("cell.csv", "quarantined")
-    reason = eventually(lambda: service.names("quarantine") and service.reason("cell.csv"))
+    reason = service.reason("cell.csv")
     assert (reason["code"], reason["line"], reason["column"]) == ("too_many_bad_rows", 42, 4)
     result = service.command("inspect", "--json", str(service.spool / "quarantine" / "cell.csv"))
     assert result.returncode == 65

@@ -114,19 +114,22 @@ class Publisher:
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
-        fsio.fsync_dir(self.versions_dir)
         return manifest
 
     def _commit(self, version: str) -> None:
-        target = f"versions/{version}"
-        if not self.current.is_symlink() or os.readlink(self.current) != target:
-            fsio.replace_link(self.current, target)
+        """Each directory is synced even where nothing is left to do: an earlier try may have failed at just that."""
+        fsio.fsync_dir(self.versions_dir)
+        if self.live_version() != version:
+            fsio.replace_link(self.current, f"versions/{version}")
+        else:
+            fsio.fsync_dir(self.home)
         self._link_known_path()
 
     def _link_known_path(self) -> None:
         target = f"{self.name}/current/weights.pt"
-        if self.link.is_symlink():
-            return  # checked to be ours
+        if self.link.is_symlink():  # checked to be ours
+            fsio.fsync_dir(self.models_dir)
+            return
         if self.link.exists():
             # A weights file from before: consumers keep finding a file here at every instant, and the old one is kept.
             kept = self.home / f"before-{fsio.sha256_of(self.link)[:12]}.pt"
@@ -136,15 +139,15 @@ class Publisher:
         fsio.replace_link(self.link, target)
 
     def _refuse_foreign_link(self) -> None:
-        ours = f"{self.name}/current/weights.pt"
-        if self.link.is_symlink():
-            if os.readlink(self.link) == ours:
-                return
-            what = f"a link to {os.readlink(self.link)}"
-        elif self.link.is_dir():
-            what = "a directory"
-        elif os.path.lexists(self.current) and not self.current.is_symlink():
+        if os.path.lexists(self.current) and not self.current.is_symlink():
             raise PublishError("path_taken", f"{self.current} is not a link", remedy="move it away")
+        if self.link.is_symlink():
+            target = os.readlink(self.link)
+            if target == f"{self.name}/current/weights.pt":
+                return
+            what = f"a link to {target}"
+        elif self.link.exists() and not self.link.is_file():
+            what = "not a file"
         else:
             return
         raise PublishError("path_taken", f"{self.link} is {what}, which retraind did not make", remedy="move it away")

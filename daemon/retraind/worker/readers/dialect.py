@@ -102,12 +102,12 @@ def _sample(block: LineBlock, delimiter: str, num_records: int) -> list[Record]:
 
 
 def _first_record(block: LineBlock, delimiter: str, max_record_bytes: int) -> Record:
-    """The first record where the sample has none. Raises DataError malformed if the block ends within it."""
+    """The first record where the sample has none. Raises DataError malformed if it does not end here, or no_rows."""
     splitter = RecordSplitter(delimiter, max_record_bytes)
     for record in splitter.split(block):
         return record
     splitter.finish(block.first_line + len(block.ends) - 1)
-    raise AssertionError(block.first_line)  # the block is not blank, so the splitter holds a record
+    raise DataError("no_rows", "all fields are blank", remedy="write rows of numbers")
 
 
 def _below(body: LineBlock, header: Record, delimiter: str, max_record_bytes: int) -> list[Record]:

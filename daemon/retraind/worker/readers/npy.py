@@ -11,6 +11,7 @@ no_rows, unsupported_format. Format: numpy.lib.format's documentation, versions 
 import io
 import tempfile
 import tokenize
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -119,7 +120,8 @@ def _read_header(source: Source) -> tuple[tuple[int, ...], bool, np.dtype[np.gen
         version = npy_format.read_magic(head)
         if version not in readers:  # version 3 is for field names beyond latin-1, so for structured arrays only
             raise _unsupported(f"version {version[0]}.{version[1]} of the format")
-        shape, is_fortran, dtype = readers[version](head, max_header_size=MAX_HEADER_BYTES)
+        with warnings.catch_warnings(action="ignore"):  # numpy advises to save files of Python 2 anew
+            shape, is_fortran, dtype = readers[version](head, max_header_size=MAX_HEADER_BYTES)
     except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError) as error:
         raise DataError(
             "malformed", f"the header of the .npy file can not be read: {error}", remedy="write it with numpy.save"

@@ -1,0 +1,98 @@
+"""The verdict on a candidate: one fact is wrong at a time, and each is told."""
+
+import math
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from builders import make_candidate, make_dataset, make_tensors
+
+from retraind.config import GateConfig
+from retraind.report import Candidate, Evaluation, ModelShape, Scaler, TensorFact
+from retraind.supervisor.gate import judge
+
+NO_LIMIT = GateConfig()
+
+
+def with_tensor(number: int, **changes: object) -> Candidate:
+    """A candidate whose file holds one tensor that is not as it should be."""
+    tensors = make_tensors()
+    tensors[number] = msgspec.structs.replace(tensors[number], **changes)
+    return make_candidate(tensors=tensors)
+
+
+def with_loss(loss: float) -> Candidate:
+    return make_candidate(evaluation=Evaluation(num_heldout_rows=1, heldout_loss=loss, mean_loss=1.0))
+
+
+def test_a_good_candidate_has_nothing_against_it() -> None:
+    assert judge(make_candidate(), NO_LIMIT) == []
+
+
+@pytest.mark.parametrize(
+    ("candidate", "code", "words"),
+    [
+        (with_tensor(0, is_finite=False), "non_finite_weights", "encoder.0.weight"),
+        (with_tensor(1, is_finite=False), "non_finite_weights", "encoder.1.running_var"),
+        (with_tensor(0, shape=[24, 3]), "wrong_tensors", "encoder.0.weight"),
+        (with_tensor(0, dtype="float16"), "wrong_tensors", "float16"),
+        (make_candidate(tensors=make_tensors()[:1]), "wrong_tensors", "encoder.1.running_var: the file has nothing"),
+        (make_candidate(expected=make_tensors()[:1]), "wrong_tensors", "the model needs nothing"),
+        (make_candidate(tensors=[], expected=[]), "wrong_tensors", "names no tensors"),
+        (make_candidate(dataset=make_dataset(metric_names=["cpu"])), "wrong_tensors", "[1, 2]"),
+        (make_candidate(shape=ModelShape(input_dim=3, hidden_dim=24, latent_dim=8)), "wrong_tensors", "[2, 3]"),
+        (make_candidate(scaler=Scaler(centre=[0.0], scale=[1.0, 1.0])), "wrong_tensors", "[1, 2]"),
+        (make_candidate(scaler=Scaler(centre=[0.0, 0.0], scale=[1.0])), "wrong_tensors", "[1, 2]"),
+        (make_candidate(scaler=Scaler(centre=[math.nan, 0.0], scale=[1.0, 1.0])), "non_finite_weights", "scaler"),
+        (make_candidate(scaler=Scaler(centre=[0.0, 0.0], scale=[1.0, math.inf])), "non_finite_weights", "scaler"),
+        (make_candidate(scaler=Scaler(centre=[0.0, 0.0], scale=[1.0, 0.0])), "non_finite_weights", "scaler"),
+        (make_candidate(scaler=Scaler(centre=[0.0, 0.0], scale=[1.0, -1.0])), "non_finite_weights", "scaler"),
+        (make_candidate(scaler=Scaler(centre=[0.0, 0.0], scale=[1.0, math.nan])), "non_finite_weights", "scaler"),
+        (with_loss(math.nan), "non_finite_loss", "nan"),
+        (with_loss(math.inf), "non_finite_loss", "inf"),
+    ],
+)
+def test_one_wrong_fact_rejects_the_candidate_and_is_named(candidate: Candidate, code: str, words: str) -> None:
+    (reason,) = judge(candidate, NO_LIMIT)
+    assert reason.code == code
+    assert words in reason.message
+
+
+def test_a_tensor_too_many_is_wrong_too() -> None:
+    """A compiled or wrapped model names its tensors otherwise: the guide's class could not load them."""
+    tensors = [*make_tensors(), TensorFact(name="module.extra", shape=[1], dtype="float32", is_finite=True)]
+    (reason,) = judge(make_candidate(tensors=tensors), NO_LIMIT)
+    assert reason.message.startswith("module.extra: the file has ([1], 'float32')")
+
+
+@pytest.mark.parametrize(
+    ("loss", "limit", "accepted"),
+    [(0.5, 0.6, True), (0.5, 0.5, True), (0.5, 0.4, False), (0.0, 1e-9, True), (1e9, None, True)],
+)
+def test_the_limit_on_the_held_out_loss_is_the_operators(loss: float, limit: float | None, *, accepted: bool) -> None:
+    reasons = judge(with_loss(loss), GateConfig(max_heldout_loss=limit))
+    assert [reason.code for reason in reasons] == ([] if accepted else ["loss_above_limit"])
+
+
+def test_a_loss_that_is_no_number_is_not_compared_with_the_limit() -> None:
+    (reason,) = judge(with_loss(math.nan), GateConfig(max_heldout_loss=0.1))
+    assert reason.code == "non_finite_loss"
+
+
+def test_everything_that_is_wrong_is_told_at_once() -> None:
+    tensors = [msgspec.structs.replace(tensor, is_finite=False) for tensor in make_tensors()]
+    evaluation = Evaluation(num_heldout_rows=1, heldout_loss=math.inf, mean_loss=1.0)
+    codes = [reason.code for reason in judge(make_candidate(tensors=tensors, evaluation=evaluation), NO_LIMIT)]
+    assert codes == ["non_finite_weights", "non_finite_weights", "non_finite_loss"]
+
+
+@pytest.mark.parametrize("change", [lambda tensors: tensors[::-1], lambda tensors: list(tensors)])
+def test_the_order_of_tensors_does_not_matter(change: Callable[[list[TensorFact]], list[TensorFact]]) -> None:
+    assert judge(make_candidate(tensors=change(make_tensors())), NO_LIMIT) == []
+
+
+def test_losses_that_json_can_not_hold_come_back_as_none_and_are_refused_on_reading() -> None:
+    """A NaN crosses the border as null: the candidate does not decode, so it never reaches the gate as a number."""
+    data = msgspec.json.encode(with_loss(math.nan))
+    with pytest.raises(msgspec.ValidationError, match="heldout_loss"):
+        msgspec.json.decode(data, type=Candidate)

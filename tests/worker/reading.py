@@ -1,0 +1,37 @@
+"""Reads bytes through the real readers, for the tests of all formats."""
+
+import numpy as np
+import pytest
+
+from retraind.config import DataConfig
+from retraind.errors import DataError
+from retraind.worker.readers import open_reader
+from retraind.worker.readers.columns import choose_metrics
+from retraind.worker.readers.source import Source
+from retraind.worker.readers.tally import Tally
+
+
+class Read:
+    """What became of some bytes."""
+
+    def __init__(self, tmp_path, data, **limits):
+        path = tmp_path / "data"
+        path.write_bytes(data)
+        config = DataConfig(**limits)
+        self.tally = Tally()
+        with Source(path, config) as source:
+            reader = open_reader(source, config)
+            self.format = reader.format
+            self.names, ignored = choose_metrics(reader.columns, config)
+            self.ignored = {column.name: column.reason for column in ignored}
+            self.blocks = list(reader.rows(self.names, self.tally))
+            source.finish()
+        self.rows = np.concatenate(self.blocks)
+        self.dropped = {reason: count for reason, count in self.tally.num_dropped.items() if count}
+        self.problems = [(p.line, p.column, p.reason, p.text) for p in self.tally.problems]
+
+
+def refusal(tmp_path, data, **limits):
+    with pytest.raises(DataError) as raised:
+        Read(tmp_path, data, **limits)
+    return raised.value

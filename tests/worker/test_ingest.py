@@ -1,0 +1,309 @@
+"""Ingest: the cache, the account of a dataset, several files as one, bounded memory, and real telemetry."""
+
+import csv
+import gzip
+import hashlib
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from retraind.config import DataConfig
+from retraind.errors import DataError, HostError, Interrupted
+from retraind.report import IgnoredColumn
+from retraind.worker import ingest as ingest_module
+from retraind.worker import rowcache
+from retraind.worker.ingest import describe, ingest
+from retraind.worker.readers import delimited
+from retraind.worker.scaler import scale
+
+REAL_DATA = Path(__file__).parents[2].parent / "shared" / "data"
+LIMITS = DataConfig()
+# Small lines make small blocks legal, so that a small file has many.
+SMALL = DataConfig(max_line_bytes=1024)
+
+
+def write_csv(path, columns):
+    names = list(columns)
+    rows = zip(*columns.values(), strict=True)
+    lines = [",".join(names), *(",".join(str(cell) for cell in row) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def cached(ingested):
+    rows = np.fromfile(ingested.rows.path, "<f4")
+    return rows.reshape(ingested.rows.num_rows, ingested.rows.num_metrics)
+
+
+def run(paths, work_dir, limits=LIMITS, beat=lambda _: None):
+    work_dir.mkdir(exist_ok=True)
+    return ingest(paths, work_dir, limits, beat)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(delimited, "BLOCK_BYTES", 2048)
+    monkeypatch.setattr(rowcache, "PASS_BYTES", 500)
+
+
+def counters(num_rows):
+    steps = np.arange(num_rows)
+    return {
+        "big": [2**53 + 1 + 10**6 * i for i in steps.tolist()],
+        "huge": [18446744073709551615] * num_rows,
+        "slow": [10**12 + 100 * (i % (num_rows // 2)) for i in steps.tolist()],
+        "flat": [5] * num_rows,
+        "noise": [repr(5 + 1e-13 * (i % 3)) for i in steps.tolist()],
+        "late": [0] * (num_rows // 2) + [7.5e9] * (num_rows - num_rows // 2),
+        "spike": [i % 10 for i in range(num_rows - 1)] + [1e20],
+        "grown": [1e-30 * (i % 7) for i in range(num_rows - 1)] + [3e30],
+    }
+
+
+@pytest.mark.parametrize("num_rows", [40, 3000])
+def test_the_cache_holds_the_rows_at_the_final_scale(tmp_path, small_blocks, num_rows):
+    columns = counters(num_rows)
+    path = write_csv(tmp_path / "a.csv", columns)
+    ingested = run([path], tmp_path / "work", SMALL)
+    raw = np.array([[float(cell) for cell in cells] for cells in columns.values()]).T
+    rows = cached(ingested)
+    assert ingested.rows.path == tmp_path / "work" / "rows.f32"
+    assert rows.shape == raw.shape
+    assert ingested.dataset.constant_metrics == ["huge", "flat", "noise"]
+    np.testing.assert_allclose(ingested.scaler.centre, raw.mean(axis=0), rtol=1e-12)
+    for index, name in enumerate(columns):
+        if name in ingested.dataset.constant_metrics:
+            assert not rows[:, index].any()
+            assert ingested.scaler.scale[index] == 1.0
+        else:
+            # A mean near 1e12 is known to 1e-4, which is what the merging of blocks leaves of a spread of 1e4.
+            np.testing.assert_allclose(ingested.scaler.scale[index], raw[:, index].std(), rtol=1e-7)
+            np.testing.assert_allclose(rows[:, index], scale(raw, ingested.scaler)[:, index], atol=2e-5)
+            assert rows[:, index].std() == pytest.approx(1.0, abs=1e-3)
+    assert (np.diff(rows[: num_rows // 2, 2]) > 0).all()  # no two steps of the counter near 1e12 fell together
+
+
+def test_describe_says_the_same_as_ingest_and_writes_nothing(tmp_path):
+    path = write_csv(tmp_path / "a.csv", counters(100) | {"host": ["web"] * 100, "ts": list(range(100))})
+    ingested = run([path], tmp_path / "work")
+    before = sorted(tmp_path.rglob("*"))
+    dataset, scaler = describe([path], LIMITS)
+    assert (dataset, scaler) == (ingested.dataset, ingested.scaler)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_account_names_what_was_used_and_what_was_not(tmp_path):
+    columns = {"ts": range(100), "host": ["web"] * 100, "a": [*range(99), ""], "b": [5] * 100}
+    path = write_csv(tmp_path / "a.csv", columns)
+    dataset, scaler = describe([path], LIMITS)
+    assert dataset.name == "a.csv"
+    assert dataset.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert dataset.num_bytes == path.stat().st_size
+    assert dataset.format == "csv"
+    assert dataset.num_rows == 99
+    assert {reason: n for reason, n in dataset.num_dropped.items() if n} == {"missing": 1}
+    assert dataset.metric_names == ["a", "b"]
+    assert dataset.ignored_columns == [
+        IgnoredColumn(name="ts", reason="time"),
+        IgnoredColumn(name="host", reason="not_numeric"),
+    ]
+    assert dataset.constant_metrics == ["b"]
+    assert [(p.line, p.column, p.reason) for p in dataset.problems] == [(101, 3, "missing")]
+    assert scaler.centre == [49.0, 5.0]
+
+
+def test_an_account_of_hostile_bytes_can_be_sent(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'a,b\x1b[31m\n1,2\n3,\xff\n"5","6\xfe\xed\xa0\x80"\n' + b"1,2\n" * 20)
+    dataset, _ = describe([path], LIMITS)
+    assert len(dataset.problems) == 2
+    assert dataset.metric_names[1].isprintable()
+    assert msgspec.json.decode(msgspec.json.encode(dataset), type=type(dataset)) == dataset
+
+
+def test_several_files_are_one_dataset_matched_by_name(tmp_path):
+    first = write_csv(tmp_path / "1.csv", {"ts": range(50), "a": range(50), "b": range(100, 150)})
+    (tmp_path / "job").mkdir()
+    lines = [json.dumps({"b": 150 + i, "a": 50 + i, "note": "x", "ts": 1, "c": i}) for i in range(50)]
+    second = tmp_path / "job" / "2.jsonl.gz"
+    second.write_bytes(gzip.compress("\n".join(lines).encode()))
+    third = write_csv(tmp_path / "3.csv", {"b": [200, ""], "a": [100, 101]})
+    shares = []
+    ingested = run([first, second.parent, third], tmp_path / "work", beat=shares.append)
+    dataset = ingested.dataset
+    assert dataset.name == "1.csv, 2.jsonl.gz, 3.csv"
+    assert dataset.format == "csv, jsonl+gzip"
+    assert dataset.num_bytes == sum(p.stat().st_size for p in (first, second, third))
+    assert dataset.metric_names == ["a", "b"]
+    assert [(c.name, c.reason) for c in dataset.ignored_columns] == [("ts", "time"), ("note", "extra"), ("c", "extra")]
+    assert (dataset.num_rows, dataset.num_dropped["missing"]) == (101, 1)
+    assert ingested.scaler.centre == [50.0, 150.0]
+    expected = np.arange(101.0)[:, None] - [50.0, 50.0]
+    np.testing.assert_allclose(cached(ingested), expected / expected.std(axis=0), atol=1e-6)
+    shares = [share for share in shares if share is not None]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+def test_a_later_file_without_a_metric_is_refused_by_its_name(tmp_path):
+    first = write_csv(tmp_path / "1.csv", {"a": range(50), "b": range(50), "m17": range(50)})
+    second = write_csv(tmp_path / "2.csv", {"a": range(50), "b": range(50)})
+    with pytest.raises(DataError) as raised:
+        describe([first, second], LIMITS)
+    assert raised.value.code == "missing_columns"
+    assert "m17" in raised.value.message
+    assert "2.csv" in raised.value.message
+
+
+def test_too_many_bad_rows_are_refused_at_the_first(tmp_path):
+    path = write_csv(tmp_path / "a.csv", {"a": range(100), "b": ["" if i % 4 == 2 else i for i in range(100)]})
+    assert describe([path], DataConfig(max_bad_share=0.25))[0].num_rows == 75
+    with pytest.raises(DataError) as raised:
+        describe([path], DataConfig(max_bad_share=0.24))
+    assert (raised.value.code, raised.value.line, raised.value.column) == ("too_many_bad_rows", 4, 2)
+    assert "25 missing" in raised.value.message
+
+
+@pytest.mark.parametrize(("num_rows", "is_enough"), [(1, False), (2, True)])
+def test_too_few_rows_are_refused(tmp_path, num_rows, is_enough):
+    path = write_csv(tmp_path / "a.csv", {"a": range(num_rows)})
+    if is_enough:
+        assert describe([path], LIMITS)[0].num_rows == num_rows
+        return
+    with pytest.raises(DataError) as raised:
+        describe([path], LIMITS)
+    assert raised.value.code == "too_few_rows"
+
+
+def test_an_error_leaves_no_cache(tmp_path, small_blocks):
+    path = write_csv(tmp_path / "a.csv", {"a": range(2000), "b": [*range(1999), '"']})
+    with pytest.raises(DataError):
+        run([path], tmp_path / "work", SMALL)
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+@pytest.mark.parametrize("after", [1, 5, 40])
+def test_a_beat_can_stop_the_reading(tmp_path, small_blocks, after):
+    path = write_csv(tmp_path / "a.csv", {"a": range(5000), "b": range(5000)})
+    shares = []
+
+    def beat(share):
+        shares.append(share)
+        if len(shares) == after:
+            raise Interrupted("terminated", "asked to stop")
+
+    with pytest.raises(Interrupted):
+        run([path], tmp_path / "work", SMALL, beat)
+    assert len(shares) == after
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_there_is_a_beat_for_each_block_and_for_each_part_of_the_last_pass(tmp_path, small_blocks):
+    path = write_csv(tmp_path / "a.csv", {"a": range(5000), "b": range(5000)})
+    shares = []
+    run([path], tmp_path / "work", SMALL, shares.append)
+    assert len([s for s in shares if s is not None]) >= path.stat().st_size / 2048
+    assert shares.count(None) == math.ceil(5000 / (500 // 8))
+
+
+def test_a_full_disk_is_the_hosts_fault(tmp_path):
+    full = Path("/dev/full")  # every write there fails with ENOSPC
+    if not full.is_char_device():
+        pytest.skip("needs /dev/full, which this machine lacks")  # the link would make a plain file of that name
+    path = write_csv(tmp_path / "a.csv", {"a": range(5000)})
+    work_dir = tmp_path / "work"
+    work_dir.mkdir()
+    (work_dir / "rows.f32").symlink_to(full)
+    with pytest.raises(HostError) as raised:
+        run([path], work_dir)
+    assert raised.value.code == "disk_full"
+
+
+def test_a_missing_work_directory_is_the_hosts_fault(tmp_path):
+    path = write_csv(tmp_path / "a.csv", {"a": range(5000)})
+    with pytest.raises(HostError) as raised:
+        ingest([path], tmp_path / "none", LIMITS, lambda _: None)
+    assert raised.value.code == "host_io"
+
+
+def test_no_memory_passes(tmp_path, monkeypatch):
+    def exhausted(rows):
+        raise MemoryError
+
+    path = write_csv(tmp_path / "a.csv", {"a": range(50)})
+    monkeypatch.setattr(ingest_module, "moments_of", exhausted)
+    with pytest.raises(MemoryError):
+        run([path], tmp_path / "work")
+
+
+# Not ru_maxrss: that begins with the size of the process that started this one.
+PEAK = """
+import re, sys
+from pathlib import Path
+from retraind.config import DataConfig
+from retraind.worker.ingest import ingest
+rows = ingest([Path(sys.argv[1])], Path(sys.argv[2]), DataConfig(), lambda share: None).rows
+print(rows.num_rows, re.search(r"VmHWM:\\s+([0-9]+) kB", Path("/proc/self/status").read_text())[1])
+"""
+
+
+def peak_mib(path, work_dir):
+    """Rows, and the peak resident size of a process that ingests a file."""
+    run = subprocess.run(
+        [sys.executable, "-c", PEAK, path, work_dir], check=True, capture_output=True, text=True, timeout=300
+    )
+    num_rows, peak_kib = map(int, run.stdout.split())
+    return num_rows, peak_kib / 1024
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    rng = np.random.default_rng(6)
+    lines = b"".join(
+        b"2026-01-01T00:00:00Z," + ",".join(f"{cell:.6f}" for cell in row).encode() + b"\n"
+        for row in rng.normal(size=(10_000_000 // 320, 32))
+    )
+    header = ",".join(["time", *(f"m{k}" for k in range(32))]).encode() + b"\n"
+    peaks = []
+    for copies in (1, 4):
+        path = tmp_path / f"{copies}.csv"
+        path.write_bytes(header + lines * copies)
+        assert path.stat().st_size >= copies * 9_000_000
+        num_rows, peak = peak_mib(path, tmp_path)
+        assert num_rows == copies * (10_000_000 // 320)
+        peaks.append(peak)
+    assert peaks[1] - peaks[0] < 16
+
+
+# What the csv module and float() find in real files, without any of the product's code.
+REAL_FILES = [
+    ("smd/machine-1-6_train.csv.gz", ",", 0, [], 38, 5),
+    ("asd/omi-1_train.csv.gz", ",", 0, [], 19, 0),
+    ("skab/anomaly-free/anomaly-free.csv", ";", 1, ["datetime"], 8, 0),
+    ("nab/realAWSCloudwatch/ec2_cpu_utilization_5f5533.csv", ",", 1, ["timestamp"], 1, 0),
+]
+
+
+@pytest.mark.parametrize(("name", "delimiter", "num_header", "ignored", "num_metrics", "num_constant"), REAL_FILES)
+def test_real_telemetry_is_read_as_it_is(tmp_path, name, delimiter, num_header, ignored, num_metrics, num_constant):
+    path = REAL_DATA / name
+    if not path.is_file():
+        pytest.skip(f"needs ../shared/data/{name} relative to the repository root")
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", newline="") as file:
+        table = list(csv.reader(file, delimiter=delimiter))[num_header:]
+    raw = np.array([[float(cell) for cell in cells[len(ignored) :]] for cells in table])
+    ingested = run([path], tmp_path / "work")
+    dataset = ingested.dataset
+    assert dataset.num_rows == len(table)
+    assert sum(dataset.num_dropped.values()) == 0
+    assert len(dataset.metric_names) == num_metrics
+    assert [column.name for column in dataset.ignored_columns] == ignored
+    assert len(dataset.constant_metrics) == num_constant
+    sums = [math.fsum(column) for column in raw.T]
+    np.testing.assert_allclose(np.array(ingested.scaler.centre) * dataset.num_rows, sums, rtol=1e-10, atol=1e-9)
+    np.testing.assert_allclose(cached(ingested), scale(raw, ingested.scaler), atol=2e-6)
