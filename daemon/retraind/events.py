@@ -88,6 +88,7 @@ class Failed(Event, frozen=True, kw_only=True):
     line: int | None = None
     column: int | None = None
     remedy: str = ""
+    sha256: str = ""  # of the dataset's bytes, where it is the dataset that is refused
 
 
 KINDS: dict[str, type[Event]] = {

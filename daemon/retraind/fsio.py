@@ -86,7 +86,11 @@ def make_dir(path: Path, mode: int) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(exist_ok=True)
-    path.chmod(mode)
+    try:
+        path.chmod(mode)
+    except OSError:
+        path.rmdir()  # a directory with another mode would be taken for the right one the next time
+        raise
     fsync_dir(path.parent)
 
 

@@ -1,6 +1,7 @@
 """The real service with the real worker: real files in, weights that a consumer loads out."""
 
 import gzip
+import hashlib
 import io
 import json
 import math
@@ -118,6 +119,7 @@ def test_every_kind_of_bad_file_is_quarantined_with_its_code_and_the_model_stays
     for code, data in refused.items():
         assert (real.spool / "quarantine" / f"{code}.dat").read_bytes() == data
         assert real.reason(f"{code}.dat")["attempts"] == 1
+        assert real.reason(f"{code}.dat")["sha256"] == hashlib.sha256(data).hexdigest()
         assert real.metric("retraind_quarantined_total", code=code) == 1
         assert real.log().count(f"{code}.dat quarantined: {code}") == 1
     assert not mark.exists(), "nothing executes from dropped data"

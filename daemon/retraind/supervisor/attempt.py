@@ -135,6 +135,7 @@ class Attempt:
             self._machine_works()
             self._ledger.save(advance(job, JobState.TRAINED, datetime.now(UTC)))
         else:
+            job = msgspec.structs.replace(job, sha256=outcome.sha256 or job.sha256)
             self._after_error(job, outcome.error, config, now)
 
     def _after_error(self, job: Job, error: RetraindError, config: Config, now: float) -> None:

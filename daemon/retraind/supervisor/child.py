@@ -40,6 +40,7 @@ class Outcome:
     error: RetraindError | None
     exit_reason: str
     peak_bytes: int = 0
+    sha256: str = ""  # of a dataset that was refused
 
 
 class Child:
@@ -210,7 +211,8 @@ class Child:
         if error.exit_status != status:
             message = f"reported {failed.code}, but ended with status {status}: {failed.message}"
             return Outcome(WorkerLost("worker_crash", message), "crashed")
-        return Outcome(error, "interrupted" if isinstance(error, Interrupted) else "failed")
+        reason = "interrupted" if isinstance(error, Interrupted) else "failed"
+        return Outcome(error, reason, sha256=failed.sha256)
 
     def close(self) -> None:
         """Ends the process if it still runs, and frees descriptors and the socket's name."""

@@ -10,6 +10,7 @@ through `beat`. The cache is no durable file: after a power cut it is made anew.
 
 import errno
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from retraind.errors import DataError, HostError
 from retraind.report import MAX_PROBLEMS, Dataset, IgnoredColumn, Problem, Scaler
 from retraind.worker.readers import open_reader
 from retraind.worker.readers.columns import choose_metrics, match_metrics
-from retraind.worker.readers.source import Beat, Source
+from retraind.worker.readers.source import Beat, Source, open_regular
 from retraind.worker.readers.tally import REASONS, Tally
 from retraind.worker.rowcache import RowCache, RowCacheWriter
 from retraind.worker.scaler import Moments, moments_of
@@ -63,7 +64,7 @@ class _Account:
         constant = zip(self.metric_names, self.moments.is_constant_D, strict=True)
         return Dataset(
             name=", ".join(self.names),
-            sha256=self.digests[0] if len(self.digests) == 1 else _sha256_of_digests(self.digests),
+            sha256=_sha256_of_digests(self.digests),
             num_bytes=self.num_bytes,
             format=", ".join(dict.fromkeys(self.formats)),
             num_rows=self.moments.num_rows,
@@ -195,4 +196,16 @@ def host_errors(place: Path) -> Iterator[None]:
 
 def _sha256_of_digests(digests: list[str]) -> str:
     """Of several files: the digest of their digests, a line each, in the order of reading."""
+    if len(digests) == 1:
+        return digests[0]
     return hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
+
+
+def sha256_of_dataset(paths: Sequence[Path]) -> str:
+    """The sha256 that a dataset has in its report, also where its content can not be used. Reads all of it again."""
+    digests = []
+    for path in paths:
+        fd, _ = open_regular(path)
+        with os.fdopen(fd, "rb", buffering=0) as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return _sha256_of_digests(digests)

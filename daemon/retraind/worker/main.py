@@ -23,7 +23,7 @@ import msgspec
 
 import retraind
 from retraind import events, fsio, logs, report
-from retraind.errors import HostError, Interrupted, ResourceError, RetraindError, UsageError
+from retraind.errors import DataError, HostError, Interrupted, ResourceError, RetraindError, UsageError
 from retraind.job import Order
 from retraind.worker import preflight
 from retraind.worker.emit import Emitter, die_with_parent
@@ -72,17 +72,34 @@ def answer(order: Order, emitter: Emitter) -> int:
         emitter.send(finished)
     except RetraindError as error:
         log.debug("%s", error)  # the supervisor says it, once, with what becomes of the job
-        return fail(error, emitter)
+        return fail(error, emitter, _refused_sha256(error, order))
     except Exception:
         log.exception("crashed")
         return EXIT_CRASHED
     return 0
 
 
-def fail(error: RetraindError, emitter: Emitter) -> int:
+def _refused_sha256(error: RetraindError, order: Order) -> str:
+    """Identifies a refused dataset; one that is too large, or that can not be read now, is not read for it."""
+    if not isinstance(error, DataError) or error.code == "too_large":
+        return ""
+    from retraind.worker.ingest import sha256_of_dataset  # noqa: PLC0415  (readers may be missing)
+
+    try:
+        return sha256_of_dataset([Path(dataset) for dataset in order.datasets])
+    except (OSError, RetraindError):
+        return ""
+
+
+def fail(error: RetraindError, emitter: Emitter, sha256: str = "") -> int:
     """Tells the supervisor why; when it is gone the exit status has to do."""
     failed = events.Failed(
-        code=error.code, message=error.message, line=error.line, column=error.column, remedy=error.remedy
+        code=error.code,
+        message=error.message,
+        line=error.line,
+        column=error.column,
+        remedy=error.remedy,
+        sha256=sha256,
     )
     try:
         emitter.send(failed)
