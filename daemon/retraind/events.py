@@ -7,6 +7,7 @@ not know; a line that is not an envelope raises ProtocolError.
 
 import msgspec
 
+from retraind import typed_json
 from retraind.report import Dataset
 
 PROTOCOL = 1
@@ -123,10 +124,10 @@ def decode(line: bytes) -> tuple[Envelope, Event | None]:
     Raises ProtocolError for anything that is not a well-formed envelope of a well-formed event.
     """
     try:
-        envelope = msgspec.json.decode(line, type=Envelope)
+        envelope = typed_json.decode(line, Envelope)
         kind = KINDS.get(envelope.kind)
         if kind is None or envelope.v != PROTOCOL:
             return envelope, None
-        return envelope, msgspec.json.decode(envelope.body, type=kind)
-    except msgspec.MsgspecError as error:
+        return envelope, typed_json.decode(envelope.body, kind)
+    except typed_json.Malformed as error:
         raise ProtocolError(f"not an event: {error}: {line[:200]!r}") from error

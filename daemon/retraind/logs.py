@@ -9,6 +9,8 @@ import os
 import sys
 from typing import TextIO
 
+from retraind.printable import printable
+
 # Syslog's numbers, as sd-daemon(3) reads them at the head of a line.
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (0, 7))
 
@@ -23,17 +25,12 @@ class _Formatter(logging.Formatter):
         lines = (self._job + record.getMessage()).splitlines() or [""]
         if record.exc_info:
             lines += self.formatException(record.exc_info).splitlines()
-        return "\n".join(self._head(record) + _printable(line) for line in lines)
+        return "\n".join(self._head(record) + printable(line.expandtabs()) for line in lines)
 
     def _head(self, record: logging.LogRecord) -> str:
         if self._for_journal:
             return f"<{next(number for level, number in _PRIORITIES if record.levelno >= level)}>"
         return f"{self.formatTime(record, self.datefmt)} {record.levelname.lower():<7} "
-
-
-def _printable(line: str) -> str:
-    """No control character of a dataset's cell reaches a terminal."""
-    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in line)
 
 
 def setup(level: str, *, job: str = "", stream: TextIO | None = None) -> None:

@@ -59,7 +59,9 @@ def write_csv(path: Path, num_rows: int, seed: int = 7, num_gaps: int = 40) -> N
     """Writes the sample with a header, a time stamp, a host column, and `num_gaps` rows with empty cells."""
     values = rows(num_rows, seed)
     rng = np.random.default_rng(seed + 1)
-    gaps = dict(zip(rng.choice(num_rows, num_gaps, replace=False), rng.integers(0, len(METRICS), num_gaps), strict=True))
+    gaps = dict(
+        zip(rng.choice(num_rows, num_gaps, replace=False), rng.integers(0, len(METRICS), num_gaps), strict=True)
+    )
     start = datetime(2026, 1, 5, tzinfo=UTC)
     with path.open("w", encoding="utf-8") as file:
         file.write(",".join(["timestamp", "host", *METRICS]) + "\n")

@@ -132,7 +132,7 @@ def test_a_port_that_is_taken_is_waited_for(make_service) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        service = make_service(metrics={"listen": "127.0.0.1:%d" % holder.getsockname()[1]})
+        service = make_service(metrics={"listen": f"127.0.0.1:{holder.getsockname()[1]}"})
         service.start(wait=False)
         eventually(lambda: any("port_taken" in line for line in service.notifications()), "it is told")
         assert "READY=1" not in service.notifications()
@@ -155,7 +155,7 @@ def test_a_stop_while_waiting_for_the_port_ends_cleanly(make_service) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
-        service = make_service(metrics={"listen": "127.0.0.1:%d" % holder.getsockname()[1]})
+        service = make_service(metrics={"listen": f"127.0.0.1:{holder.getsockname()[1]}"})
         service.start(wait=False)
         eventually(lambda: any("port_taken" in line for line in service.notifications()))
         assert service.stop() == 0

@@ -1,4 +1,4 @@
-"""A disk that fails at a chosen call: the os functions that change a disk, with one OSError put in front of one call."""
+"""A disk that fails at a chosen call: the os functions that change a disk, one call of them raising OSError."""
 
 import errno
 import os

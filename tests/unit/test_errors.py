@@ -13,15 +13,19 @@ FAMILIES = {
     errors.DataError: (
         Disposition.QUARANTINE,
         65,
-        "ambiguous_columns empty encoding malformed missing_columns no_numeric no_rows object_dtype shape too_few_rows "
-        "too_large too_many_bad_rows too_many_columns truncated unsupported_format",
+        (
+            "ambiguous_columns empty encoding malformed missing_columns no_numeric no_rows object_dtype shape "
+            "too_few_rows too_large too_many_bad_rows too_many_columns truncated unsupported_format"
+        ),
     ),
     errors.DatasetChanged: (Disposition.RETRY, 74, "changed_while_reading"),
     errors.HostError: (
         Disposition.DEFER,
         69,
-        "already_running disk_full host_io no_reader no_torch port_taken preflight_failed spool_unusable "
-        "state_unusable unreadable worker_not_started",
+        (
+            "already_running disk_full host_io no_reader no_torch port_taken preflight_failed spool_unusable "
+            "state_unusable unreadable worker_not_started"
+        ),
     ),
     errors.Interrupted: (Disposition.RESUME, 75, "terminated"),
     errors.ResourceError: (Disposition.RETRY_SMALLER, 71, "out_of_memory"),
@@ -89,4 +93,4 @@ def test_a_fault_of_the_machine_is_no_reason_for_quarantine() -> None:
 def test_every_code_that_can_end_in_quarantine_is_a_label() -> None:
     ending = {Disposition.QUARANTINE, Disposition.RETRY, Disposition.RETRY_SMALLER, Disposition.RETRY_FLOAT32}
     codes = {code for family in FAMILIES if family.disposition in ending for code in family.codes}
-    assert errors.QUARANTINE_CODES == tuple(sorted(codes))
+    assert tuple(sorted(codes)) == errors.QUARANTINE_CODES

@@ -143,9 +143,7 @@ def synced(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> list[
     return paths
 
 
-def test_an_atomic_write_syncs_the_file_and_then_its_directory(
-    old_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_atomic_write_syncs_the_file_and_then_its_directory(old_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = synced(monkeypatch, lambda: fsio.write_atomic(old_file, NEW))
     assert paths == [str(old_file.with_name(".job.json.tmp")), str(old_file.parent)]
 

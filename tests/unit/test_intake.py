@@ -177,7 +177,11 @@ def test_a_scan_changes_nothing_on_disk(incoming: Path, intake: Intake) -> None:
     (entry,) = intake.scan(QUIET, WALL).ready
     assert intake.obstacle(entry, QUIET) is None
     after = os.stat(path)
-    assert (after.st_mtime_ns, after.st_ctime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ctime_ns, before.st_ino)
+    assert (after.st_mtime_ns, after.st_ctime_ns, after.st_ino) == (
+        before.st_mtime_ns,
+        before.st_ctime_ns,
+        before.st_ino,
+    )
 
 
 def ready_entry(incoming: Path, intake: Intake):
@@ -214,9 +218,7 @@ def leases_work(directory: Path) -> bool:
     return True
 
 
-def test_a_file_that_another_process_still_writes_is_left_alone(
-    incoming: Path, intake: Intake, tmp_path: Path
-) -> None:
+def test_a_file_that_another_process_still_writes_is_left_alone(incoming: Path, intake: Intake, tmp_path: Path) -> None:
     if not leases_work(tmp_path):
         pytest.skip("no leases on this filesystem: the quiet window alone decides")
     entry = ready_entry(incoming, intake)

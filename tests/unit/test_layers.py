@@ -15,7 +15,7 @@ MODULES = sorted(
 )
 
 LAYERS = {
-    **dict.fromkeys(("errors", "config", "job", "events", "report"), "vocabulary"),
+    **dict.fromkeys(("errors", "config", "job", "events", "report", "printable", "typed_json"), "vocabulary"),
     **dict.fromkeys(("config_file", "fsio", "locks", "logs"), "ground"),
     **dict.fromkeys(("supervisor", "worker", "commands"), ""),  # by the name of the directory
     **dict.fromkeys(("cli", "__main__"), "cli"),
@@ -93,7 +93,7 @@ def test_an_import_is_seen_wherever_it_stands(source: str, names: set[str]) -> N
 
 
 def test_imports_of_our_own_are_traced_to_their_modules() -> None:
-    assert own_imports("supervisor.status") == {"events", "fsio"}
+    assert own_imports("supervisor.status") == {"events", "fsio", "typed_json"}
     assert "supervisor.publish" in own_imports("supervisor.main")
 
 

@@ -183,9 +183,7 @@ def test_a_fault_at_any_step_leaves_the_live_version_whole_and_a_retry_works(
     assert steps.count("fsync") >= 6
 
 
-def test_a_retry_syncs_what_an_earlier_try_could_not(
-    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_retry_syncs_what_an_earlier_try_could_not(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     """All is in place after the first try, but a power cut could still undo it: the retry makes it durable."""
     publish(publisher, b"one")
     paths: list[str] = []

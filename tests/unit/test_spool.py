@@ -15,7 +15,8 @@ from builders import JOB_ID, OTHER_ID
 from retraind import fsio
 from retraind.errors import HostError
 from retraind.job import Reason
-from retraind.supervisor.spool import ReasonFile, Spool, Usage, count, printable, read_reason
+from retraind.printable import printable
+from retraind.supervisor.spool import ReasonFile, Spool, Usage, count, read_reason
 
 DATA = b"cpu,load\n1,2\n"
 REASON = Reason(code="malformed", message="no number: 'x'", line=3, column=2, remedy="look at line 3")
@@ -232,7 +233,11 @@ def test_what_is_no_file_is_moved_and_not_followed(kind: str, spool: Spool, tmp_
     spool.refuse(b"thing", JOB_ID, Reason(code="not_regular", message="thing is not a regular file"))
     moved = spool.quarantined / "thing"
     assert moved.lstat()
-    assert (moved.is_symlink(), moved.is_dir(), moved.is_fifo()) == (kind == "link", kind == "directory", kind == "fifo")
+    assert (moved.is_symlink(), moved.is_dir(), moved.is_fifo()) == (
+        kind == "link",
+        kind == "directory",
+        kind == "fifo",
+    )
     assert victim.read_bytes() == DATA
     note = read_reason(os.fsencode(spool.quarantined / "thing.reason.json"))
     assert note == ReasonFile(

@@ -14,7 +14,8 @@ import pytest
 
 from retraind.config import DataConfig
 from retraind.errors import DataError, DatasetChanged, HostError, IntakeError, RetraindError
-from retraind.worker.readers.source import Source, printable
+from retraind.printable import printable
+from retraind.worker.readers.source import Source
 
 TEXT = b"".join(b"%d,%d\n" % (i, i * i) for i in range(50_000))
 LIMITS = DataConfig()

@@ -355,10 +355,11 @@ def test_an_interpreter_without_msgspec_says_so_and_is_unavailable(supervisor, d
 
 
 def test_the_workers_directory_is_not_on_the_path(supervisor, dataset, tmp_path, bare_python):
-    # A sitecustomize in the other interpreter reports the path at exit; `import model` there would find ours.
+    # A module that the other interpreter loads at its start reports the path at exit; `import model` would find ours.
     python = bare_python()
     target = Path(python).parents[1] / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-    (target / "sitecustomize.py").write_text(
+    (target / "report.pth").write_text("import report_path\n")
+    (target / "report_path.py").write_text(
         "import atexit, json, sys\n"
         f"atexit.register(lambda: open({str(tmp_path / 'path.json')!r}, 'w').write(json.dumps(sys.path)))\n"
     )

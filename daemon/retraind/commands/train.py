@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from retraind import events
+from retraind import events, typed_json
 from retraind.commands import screen
 from retraind.config import Config
 from retraind.errors import PublishError
@@ -36,7 +36,7 @@ def train(config: Config, files: list[Path], *, as_json: bool) -> int:
     )
     with tempfile.TemporaryDirectory(prefix="retraind-") as work:
         _attempt_until_done(job, config, [file.absolute() for file in files], Path(work), quiet=as_json)
-        candidate = msgspec.json.decode((Path(work) / "candidate.json").read_bytes(), type=Candidate)
+        candidate = typed_json.decode((Path(work) / "candidate.json").read_bytes(), Candidate)
         reasons = gate.judge(candidate, config.gate)
         if reasons:
             screen.complain("rejected by the gate: " + "; ".join(reason.message for reason in reasons))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from retraind import fsio
+from retraind import fsio, typed_json
 from retraind.errors import HostError
 from retraind.job import FINAL_STATES, Job, JobState
 from retraind.locks import take_lock
@@ -68,10 +68,10 @@ class Ledger:
     def _read(self, directory: Path) -> Job | None:
         path = directory / "job.json"
         try:
-            job = msgspec.json.decode(path.read_bytes(), type=Job)
+            job = typed_json.decode(path.read_bytes(), Job)
         except FileNotFoundError:
             return None
-        except msgspec.MsgspecError as error:
+        except typed_json.Malformed as error:
             self.num_bad_records += 1
             log.error("%s is damaged (%s): put aside as job.json.bad, the dataset is taken anew", path, error)
             path.rename(directory / "job.json.bad")
@@ -120,8 +120,8 @@ class Ledger:
         """The finished candidate of a job, or None. The worker writes candidate.json last, so it is whole or absent."""
         try:
             data = (self.work_dir(job_id) / "candidate.json").read_bytes()
-            return msgspec.json.decode(data, type=Candidate)
-        except (OSError, msgspec.MsgspecError):
+            return typed_json.decode(data, Candidate)
+        except (OSError, typed_json.Malformed):
             return None
 
     def close(self, job: Job) -> None:
@@ -147,7 +147,7 @@ def read_jobs(state_dir: Path) -> list[Job]:
     jobs = []
     for path in sorted((state_dir / "jobs").glob("*/job.json")):
         try:
-            jobs.append(msgspec.json.decode(path.read_bytes(), type=Job))
-        except (OSError, msgspec.MsgspecError):
+            jobs.append(typed_json.decode(path.read_bytes(), Job))
+        except (OSError, typed_json.Malformed):
             continue
     return jobs

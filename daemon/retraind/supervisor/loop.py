@@ -15,6 +15,7 @@ from pathlib import Path
 from retraind import config_file, logs
 from retraind.config import Config, keep_restart_keys, restart_changes
 from retraind.errors import ConfigError, HostError, PublishError
+from retraind.printable import printable
 from retraind.supervisor import schedule, status
 from retraind.supervisor.attempt import Attempt
 from retraind.supervisor.faults import OF_WORKER, Faults
@@ -24,7 +25,7 @@ from retraind.supervisor.metrics import Metrics
 from retraind.supervisor.publish import Publisher
 from retraind.supervisor.queue import Queue
 from retraind.supervisor.recovery import recover
-from retraind.supervisor.spool import Spool, printable
+from retraind.supervisor.spool import Spool
 from retraind.supervisor.systemd import Systemd
 from retraind.supervisor.wake import Wake
 

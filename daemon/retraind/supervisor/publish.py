@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from retraind import fsio
+from retraind import fsio, typed_json
 from retraind.errors import PublishError
 from retraind.report import Candidate, Manifest
 
@@ -222,8 +222,8 @@ def version_dirs(home: Path) -> list[Path]:
 def read_manifest(version_dir: Path) -> Manifest | None:
     """The manifest in a version's directory, or None when it is missing or damaged."""
     try:
-        return msgspec.json.decode((version_dir / "manifest.json").read_bytes(), type=Manifest)
-    except (OSError, msgspec.MsgspecError):
+        return typed_json.decode((version_dir / "manifest.json").read_bytes(), Manifest)
+    except (OSError, typed_json.Malformed):
         return None
 
 

@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 
 from retraind.config import Config
 from retraind.job import Job, JobState, Reason
+from retraind.printable import printable
 from retraind.supervisor.intake import Entry, Intake, Obstacle, Scan
 from retraind.supervisor.ledger import Ledger
 from retraind.supervisor.metrics import Metrics
-from retraind.supervisor.spool import Spool, printable
+from retraind.supervisor.spool import Spool
 from retraind.supervisor.wake import POLL_SECONDS, Wake, Watch
 
 log = logging.getLogger(__name__)

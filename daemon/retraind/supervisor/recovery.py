@@ -10,8 +10,9 @@ from datetime import datetime
 from pathlib import Path
 
 from retraind.job import Job, JobState, Reason, advance
+from retraind.printable import printable
 from retraind.supervisor.ledger import Ledger
-from retraind.supervisor.spool import Spool, printable
+from retraind.supervisor.spool import Spool
 
 log = logging.getLogger(__name__)
 

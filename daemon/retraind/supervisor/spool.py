@@ -12,10 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from retraind import fsio
+from retraind import fsio, typed_json
 from retraind.errors import HostError
 from retraind.job import Reason
 from retraind.locks import take_lock
+from retraind.printable import printable
 
 REASON_SUFFIX = b".reason.json"
 # Producers may add files, but not list the directory or touch each other's: setgid, sticky, no read for the group.
@@ -46,12 +47,6 @@ class Usage:
     num_files: int = 0
     num_bytes: int = 0
     oldest: float | None = None
-
-
-def printable(name: bytes) -> str:
-    """A file's name as a label for logs and records: valid text on one line whatever the bytes."""
-    text = name.decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class Spool:
@@ -214,8 +209,8 @@ def read_reason(path: bytes) -> ReasonFile | None:
     """A reason file, or None when it is missing or damaged."""
     try:
         with open(path, "rb") as file:
-            return msgspec.json.decode(file.read(2**20), type=ReasonFile)
-    except (OSError, msgspec.MsgspecError):
+            return typed_json.decode(file.read(2**20), ReasonFile)
+    except (OSError, typed_json.Malformed):
         return None
 
 

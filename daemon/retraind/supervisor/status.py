@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from retraind import events, fsio
+from retraind import events, fsio, typed_json
 
 STATUS_FILE = "status.json"
 
@@ -34,8 +34,8 @@ def write(state_dir: Path, status: Status) -> None:
 def read(state_dir: Path) -> Status | None:
     """The last status that a service wrote, or None."""
     try:
-        return msgspec.json.decode((state_dir / STATUS_FILE).read_bytes(), type=Status)
-    except (OSError, msgspec.MsgspecError):
+        return typed_json.decode((state_dir / STATUS_FILE).read_bytes(), Status)
+    except (OSError, typed_json.Malformed):
         return None
 
 

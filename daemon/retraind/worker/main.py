@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import retraind
-from retraind import events, fsio, logs, report
+from retraind import events, fsio, logs, report, typed_json
 from retraind.errors import DataError, HostError, Interrupted, ResourceError, RetraindError, UsageError
 from retraind.job import Order
 from retraind.worker import preflight
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m retraind.worker ORDER.json", file=sys.stderr)
         return UsageError.exit_status
-    order = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Order)
+    order = typed_json.decode(Path(arguments[0]).read_bytes(), Order)
     logs.setup(order.log_level, job=order.job)
     faulthandler.enable()  # SIGABRT leaves the stacks of all threads in the log
     parent = os.getppid()

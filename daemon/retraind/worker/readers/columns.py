@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
+from retraind.printable import printable
 from retraind.report import IgnoredColumn
-from retraind.worker.readers.source import printable
 
 # Rows that decide what a column is. A report's worth of time for most producers, and read in milliseconds.
 SAMPLE_ROWS = 1000

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
+from retraind.printable import printable
 from retraind.worker.readers.columns import SAMPLE_ROWS, Column, kind_of_column
 from retraind.worker.readers.lines import LineBlock, cut_lines
 from retraind.worker.readers.numbers import MAX_MAGNITUDE, reason_against
-from retraind.worker.readers.source import Source, printable
+from retraind.worker.readers.source import Source
 from retraind.worker.readers.tally import Tally
 
 # Decoded objects take about ten times the space of their text.
@@ -52,7 +53,7 @@ def decode(line: bytes) -> Object | None:
     """The object on a line; None when the line is not one JSON object with distinct keys."""
     try:
         value = msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError):  # also for the literals NaN and Infinity, which are no JSON
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # also for NaN and Infinity, which are no JSON
         return _decode_leniently(line)
     if type(value) is not dict:
         return None

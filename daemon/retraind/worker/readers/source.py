@@ -17,6 +17,7 @@ from typing import Self
 
 from retraind.config import DataConfig
 from retraind.errors import DataError, DatasetChanged, HostError, IntakeError
+from retraind.printable import printable
 
 # A FIFO must not block the open, and nothing is followed out of the spool.
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -26,15 +27,6 @@ GZIP_MAGIC = b"\x1f\x8b"
 GZIP_WINDOW = 31  # zlib's word for "with a gzip header and trailer"
 
 Beat = Callable[[float | None], None]
-
-
-def printable(name: str | bytes) -> str:
-    """A name or cell as text that any log, terminal or JSON document can hold: what is not printable is escaped."""
-    try:
-        text = os.fsencode(name).decode("utf-8", "backslashreplace")
-    except UnicodeEncodeError:  # a lone surrogate, from a JSON escape
-        text = str(name)
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def open_regular(path: Path) -> tuple[int, str]:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from retraind.printable import printable
 from retraind.report import MAX_PROBLEMS, Problem
 from retraind.worker.readers.numbers import MAX_MAGNITUDE
-from retraind.worker.readers.source import printable
 
 # Why a row is dropped. Keys of Dataset.num_dropped and labels of a metric, so a closed set.
 REASONS = ("missing", "non_finite", "not_a_number", "ragged", "malformed", "truncated_tail")
