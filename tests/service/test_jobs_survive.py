@@ -2,7 +2,9 @@
 
 import json
 import os
+import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -290,3 +292,31 @@ def test_a_record_never_leaves_the_table_of_states(service: Service) -> None:
         "quarantined",
         "rejected",
     }
+
+
+def test_kill_9_at_random_moments_loses_nothing_and_publishes_each_dataset_once(service: Service) -> None:
+    rng = random.Random(13)
+    names = [f"{number:03}.csv" for number in range(40)]
+    for name in names[:20]:
+        service.drop(name)
+    for round_number in range(25):
+        moment = time.monotonic() + rng.uniform(0.0, 0.8)
+        eventually(lambda moment=moment: time.monotonic() >= moment, "a random moment of the job's life")
+        if rng.random() < 0.3:
+            children = Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children").read_text().split()
+            for child in children:
+                os.kill(int(child), signal.SIGKILL)
+        service.kill()
+        if round_number < 20:
+            service.drop(names[20 + round_number])
+        service.start(wait=round_number % 3 == 0)
+    service.kill()
+    service.start()
+    eventually(lambda: service.names("done") == names, "every dataset archived")
+    assert service.names("quarantine") == []
+    assert not list((service.spool / "active").iterdir())
+    versions = [json.loads(path.read_text()) for path in service.models.glob("*/versions/*/manifest.json")]
+    assert sorted(version["dataset"]["name"] for version in versions) == names, "each published once"
+    assert sorted(version["sequence"] for version in versions) == list(range(1, 41))
+    assert not list(service.models.glob("*/versions/.new-*")), "nothing half built is left"
+    assert {job["state"] for job in service.jobs()} == {"published"}

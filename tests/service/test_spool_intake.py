@@ -177,6 +177,7 @@ def test_files_are_found_after_incoming_was_replaced(service: Service) -> None:
     service.wait_for_state("a.csv", "published")
     eventually(lambda: service.metric("retraind_fault", fault="spool") == 0, "the fault is over")
     assert service.metric("retraind_watch_mode", mode="inotify") == 1
+    assert service.metric("retraind_watch_healthy") == 1
 
 
 def test_without_inotify_the_service_polls_and_says_so(make_service) -> None:
@@ -191,6 +192,7 @@ def test_without_inotify_the_service_polls_and_says_so(make_service) -> None:
             pytest.skip("this user's inotify instances can not be used up")
         service = make_service().start()
         assert service.metric("retraind_watch_mode", mode="poll") == 1
+        assert service.metric("retraind_watch_healthy") == 0
         service.drop("a.csv")
         service.wait_for_state("a.csv", "published")
     finally:

@@ -118,6 +118,9 @@ class Metrics:
         self._watch_mode = self._gauge(
             "watch_mode", "1 for the way in which incoming/ is watched.", {"mode": ("inotify", "poll")}
         )
+        self._watch_healthy = self._gauge(
+            "watch_healthy", "1 when inotify watches incoming/, 0 while the scan alone does."
+        )
 
     def _job_metrics(self) -> None:
         self._jobs = self._counter("jobs", "Ended jobs by result.", {"result": RESULTS})
@@ -189,6 +192,7 @@ class Metrics:
         self._num_events_seen = num_events
         for mode in ("inotify", "poll"):
             self._watch_mode.labels(mode).set(mode == watch_mode)
+        self._watch_healthy.set(watch_mode == "inotify")
         self._stale_temporaries.set(scan.num_stale_temporaries)
         for state, entries in (("settling", scan.settling), ("ready", scan.ready), ("refused", scan.refused)):
             oldest = min((entry.mtime_ns for entry in entries), default=None)

@@ -109,6 +109,7 @@ class _BlockParser:
         self._chosen = chosen
         self._column_numbers = [index + 1 for index in chosen]
         self._tally = tally
+        self._number_row = self._delimiter.join(["0.5"] * self._width).encode() + b"\n"
 
     def parse(self, block: LineBlock) -> Floats:
         """The rows of a block, shape (N, D)."""
@@ -149,6 +150,8 @@ class _BlockParser:
         data = _joined(lines, start, stop)
         if self._decimal.mark == ",":
             data = data.translate(DECIMAL_COMMA_TO_POINT)
+        # A column of nothing but true and false would be taken as 1 and 0: a last row of numbers keeps it from that.
+        data += self._number_row
         try:
             frame = pd.read_csv(
                 io.BytesIO(data),
@@ -165,7 +168,7 @@ class _BlockParser:
             )
         except ValueError:  # a ParserError is one too
             return None
-        return frame.to_numpy() if len(frame) == stop - start else None
+        return frame.to_numpy()[:-1] if len(frame) == stop - start + 1 else None
 
     def _place(self, lines: _Lines, start: int, row: int, metric: int) -> tuple[int, int, str]:
         position = self._chosen[metric]

@@ -64,14 +64,28 @@ def sniff_delimiter(block: LineBlock) -> str:
 
 
 def _score(records: list[Record], delimiter: str) -> tuple[float, float]:
-    """Share of numeric cells and share of records of the usual width; zeros for what does not split."""
+    """Share of numbers in the text and share of records of the usual width; zeros for what does not split.
+
+    A cell with other delimiters in it counts as all the pieces that they would make: a wrong delimiter finds numbers at
+    both ends of a line, and leaves what is between them in one cell.
+    """
     widths = Counter(len(record.cells) for record in records)
     width, count = widths.most_common(1)[0] if widths else (1, 0)
     if width == 1:
         return 0.0, 0.0
-    kinds = Counter(kind_of(cell, delimiter) for record in records for cell in record.cells)
-    present = kinds.total() - kinds["missing"]
-    return kinds["number"] / present if present else 0.0, count / len(records)
+    num_numbers = num_pieces = 0
+    for cell in (cell for record in records for cell in record.cells):
+        kind, pieces = kind_of(cell, delimiter), _pieces(cell, delimiter)
+        num_numbers += kind == "number" and pieces == 1
+        num_pieces += pieces if kind != "missing" else 0
+    return num_numbers / num_pieces if num_pieces else 0.0, count / len(records)
+
+
+def _pieces(cell: str, delimiter: str) -> int:
+    """Into how many fields the other delimiters would split a cell; a number with a decimal comma is one."""
+    if delimiter != "," and COMMA_NUMBER.fullmatch(cell.strip(BLANKS)):
+        return 1
+    return 1 + sum(cell.count(other) for other in DELIMITERS if other != delimiter)
 
 
 def is_header(records: list[Record], delimiter: str) -> bool:

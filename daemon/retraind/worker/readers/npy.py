@@ -72,7 +72,7 @@ class NpyReader:
         for start in range(0, self._num_rows, self._block_rows):
             num_rows = min(self._block_rows, self._num_rows - start)
             values = np.frombuffer(self._take(num_rows * self._num_columns), self._dtype)
-            yield values.reshape(num_rows, self._num_columns).astype(np.float64)
+            yield _as_float64(values).reshape(num_rows, self._num_columns)
         self._check_end()
 
     def _fortran_blocks(self) -> Iterator[Floats]:
@@ -91,7 +91,8 @@ class NpyReader:
         rows_ND = np.empty((num_rows, self._num_columns))
         for column in range(self._num_columns):
             file.seek((column * self._num_rows + start) * self._dtype.itemsize)
-            rows_ND[:, column] = np.frombuffer(file.read(num_rows * self._dtype.itemsize), self._dtype)
+            values = np.frombuffer(file.read(num_rows * self._dtype.itemsize), self._dtype)
+            rows_ND[:, column] = _as_float64(values)
         return rows_ND
 
     def _take(self, num_values: int) -> bytes:
@@ -111,6 +112,12 @@ class NpyReader:
                 f"there are bytes after the {self._num_rows:,} rows that the header says",
                 remedy="write the file anew with numpy.save",
             )
+
+
+def _as_float64(values: NDArray[np.generic]) -> Floats:
+    """A copy as float64. A signalling NaN stays a NaN, a long double beyond float64 becomes infinite: both are counted."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return values.astype(np.float64)
 
 
 def _read_header(source: Source) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
@@ -139,7 +146,7 @@ def _checked_shape(shape: tuple[int, ...], dtype: np.dtype[np.generic], limits: 
         raise _unsupported(f"elements of type {dtype}")
     if len(shape) == 2 and shape[0] == 0:
         raise DataError("no_rows", f"the array has the shape {shape}", remedy="write rows of numbers")
-    if len(shape) != 2 or shape[0] < shape[1] or 0 in shape:
+    if len(shape) != 2 or shape[0] < shape[1] or min(shape) < 1:
         raise DataError(
             "shape",
             f"the array has the shape {shape}; rows x columns with at least as many rows as columns is expected",

@@ -21,9 +21,10 @@ NUMBER = re.compile(_NUMBER)
 COMMA_NUMBER = re.compile(_COMMA_NUMBER)
 # Separators of thousands beside a decimal mark: 1.234,5 or 1,234.5
 BOTH_MARKS = re.compile(r"[+-]?[0-9]{1,3}(?:(?:\.[0-9]{3})+,|(?:,[0-9]{3})+\.)[0-9]+")
+# What the C parser skips around a number as well, so that both ways of reading agree.
+BLANKS = " \t\r\v\f"
 # One pattern for a whole row: a call per row instead of one per cell. Cells are joined by LF.
-NUMBER_ROW = re.compile(rf"[ \t\r]*{_NUMBER}[ \t\r]*(?:\n[ \t\r]*{_NUMBER}[ \t\r]*)*")
-BLANKS = " \t\r"
+NUMBER_ROW = re.compile(rf"[{BLANKS}]*{_NUMBER}[{BLANKS}]*(?:\n[{BLANKS}]*{_NUMBER}[{BLANKS}]*)*")
 # The model computes in float32: what it can not hold is as good as infinite. Also keeps every square finite in float64.
 MAX_MAGNITUDE = 3.4028234663852886e38
 

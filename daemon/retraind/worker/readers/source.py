@@ -24,6 +24,8 @@ OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Large enough that a system call costs nothing beside hashing, small enough to say often how far we are.
 RAW_BYTES = 2**20
 GZIP_MAGIC = b"\x1f\x8b"
+# zlib copies what a member leaves over, so a file of many short members is fed in small pieces.
+GZIP_BYTES = 2**16
 GZIP_WINDOW = 31  # zlib's word for "with a gzip header and trailer"
 
 Beat = Callable[[float | None], None]
@@ -206,7 +208,7 @@ class _Gunzip:
             if self._inflate.eof and not self._next_member():
                 return b""
             if not self._raw:
-                self._raw = self._read_raw(RAW_BYTES)
+                self._raw = self._read_raw(GZIP_BYTES)
             ended = not self._raw
             try:
                 data = self._inflate.decompress(self._raw, size)
@@ -225,7 +227,7 @@ class _Gunzip:
     def _next_member(self) -> bool:
         """Begins the member that follows. Zero bytes are padding, as tapes and gzip itself have it."""
         while not (rest := self._raw.lstrip(b"\0")):
-            self._raw = self._read_raw(RAW_BYTES)
+            self._raw = self._read_raw(GZIP_BYTES)
             if not self._raw:
                 return False
         self._raw = rest
