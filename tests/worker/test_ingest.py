@@ -161,6 +161,13 @@ def test_a_later_file_without_a_metric_is_refused_by_its_name(tmp_path):
     assert "2.csv" in raised.value.message
 
 
+def test_words_in_a_later_file_are_no_numbers(tmp_path):
+    first = write_csv(tmp_path / "1.csv", {"up": [0, 1] * 50, "a": range(100)})
+    second = write_csv(tmp_path / "2.csv", {"up": ["TRUE", "FALSE"] * 8, "a": range(16)})
+    dataset, _ = describe([first, second], LIMITS)
+    assert (dataset.num_rows, dataset.num_dropped["not_a_number"]) == (100, 16)
+
+
 def test_too_many_bad_rows_are_refused_at_the_first(tmp_path):
     path = write_csv(tmp_path / "a.csv", {"a": range(100), "b": ["" if i % 4 == 2 else i for i in range(100)]})
     assert describe([path], DataConfig(max_bad_share=0.25))[0].num_rows == 75

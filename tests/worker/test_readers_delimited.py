@@ -72,6 +72,38 @@ def test_the_same_table_is_read_whatever_its_dialect(tmp_path, data):
     np.testing.assert_array_equal(read.rows, GOOD)
 
 
+STAMPS = {
+    "german": lambda i: f"{i % 28 + 1:02d}.01.2026 00:{i % 60:02d}:00",
+    "iso": lambda i: f"2026-01-01T00:{i % 60:02d}:00Z",
+    "address": lambda i: f"10.0.0.{i % 250}",
+    "phrase": lambda i: "one, two",
+    "empty": lambda i: "",
+}
+
+
+@pytest.mark.parametrize("num_rows", [2, 20, 150])
+@pytest.mark.parametrize("has_header", [True, False])
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+@pytest.mark.parametrize("texts", [["german"], ["iso", "german"], ["address"], ["phrase"], ["empty"]])
+@pytest.mark.parametrize("is_metric_first", [True, False])
+def test_a_decimal_comma_is_no_delimiter_beside_text(tmp_path, num_rows, has_header, delimiter, texts, is_metric_first):
+    cells = [[STAMPS[kind](i) for kind in texts] for i in range(num_rows)]
+    numbers = [f"{i},{i % 10}" for i in range(num_rows)]
+    table = [[n, *c] if is_metric_first else [*c, n] for c, n in zip(cells, numbers, strict=True)]
+    names = ["load", *texts] if is_metric_first else [*texts, "load"]
+    read = Read(tmp_path, text(delimiter.join(row) for row in [*([names] if has_header else []), *table]))
+    assert read.rows.tolist() == [[float(n.replace(",", "."))] for n in numbers]
+    assert len(read.ignored) == len(texts)
+
+
+def test_a_comma_file_is_read_as_such_beside_text_with_other_delimiters(tmp_path):
+    agent = "probe (X11; Linux x86_64; rv:1.0) | a"
+    read = Read(tmp_path, text(["agent,a,b", *(f"{agent},{i},{i}.5" for i in range(50))]))
+    assert read.rows.tolist() == [[i, i + 0.5] for i in range(50)]
+    headerless = Read(tmp_path, text(f"2026-01-01,x;y,{i},{i}.5" for i in range(50)))
+    assert headerless.rows.tolist() == read.rows.tolist()
+
+
 @pytest.mark.parametrize("block_bytes", [64, 4099, 9001])
 @pytest.mark.parametrize("lines", [good(300), quoted(good(300)), [s.replace(",", ";") for s in good(300)]])
 def test_rows_do_not_depend_on_where_blocks_end(tmp_path, monkeypatch, block_bytes, lines):
@@ -96,7 +128,18 @@ def test_numbers_are_parsed_to_the_nearest_float64(tmp_path):
 MARKERS = ["", " ", "N/A", "NaN", "nan", "null", "NULL", "None", "-", "--", "#DIV/0!", "-1.#IND", "nAn", "#N/A", "-nan"]
 INFINITE = ["inf", "-Infinity", "1e400", "-INF", "+inf", "1.#INF", "3.5e38"]
 NO_NUMBERS = ["1_000", "٣", "0x1F", "TRUE", "1,5x", "1.2.3", "--1", "1e", "1 2", "+", "e5", "12:30", "1.5f", "\xa01"]
-NUMBERS = {" 1.5 ": 1.5, "1.5e3": 1500.0, "+2": 2.0, ".5": 0.5, "5.": 5.0, "\t7": 7.0, "-0": 0.0, "1E-400": 0.0}
+NUMBERS = {
+    " 1.5 ": 1.5,
+    "1.5e3": 1500.0,
+    "+2": 2.0,
+    ".5": 0.5,
+    "5.": 5.0,
+    "\t7": 7.0,
+    "-0": 0.0,
+    "1E-400": 0.0,
+    "\v8": 8.0,
+    "9\f": 9.0,
+}
 
 
 @pytest.mark.parametrize("wrap", ["{}", '"{}"'])
@@ -122,6 +165,15 @@ def test_a_cell_is_a_number_or_its_row_is_dropped_with_the_reason(tmp_path, cell
     assert (line, column, why) == (101, 5, reason)
     assert shown.strip() == "" or shown.strip() in cell or shown.startswith("\\")
     np.testing.assert_array_equal(read.rows, np.delete(GOOD[:200], 99, axis=0))
+
+
+@pytest.mark.parametrize("words", [["TRUE"], ["true", "False"], ["False", ""], ["٣"], ["1_0"]])
+def test_a_column_of_words_is_no_numbers_even_where_a_block_holds_nothing_else(tmp_path, monkeypatch, words):
+    monkeypatch.setattr(delimited, "BLOCK_BYTES", 2048)
+    lines = ["up,load"] + [f"{i % 2},{i}" for i in range(2000)] + [f"{words[i % len(words)]},{i}" for i in range(400)]
+    read = Read(tmp_path, text(lines), max_line_bytes=1024)
+    assert sum(read.dropped.values()) == 400
+    assert read.rows.tolist() == [[i % 2, i] for i in range(2000)]
 
 
 def test_thousands_in_quotes_are_no_number(tmp_path):

@@ -53,6 +53,23 @@ def test_rows_with_values_that_are_not_finite_are_dropped(tmp_path):
     np.testing.assert_array_equal(read.rows, np.delete(np.delete(ROWS, [3, 7, 9], axis=0), 4, axis=1))
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_signalling_nan_is_a_missing_cell(tmp_path, order):
+    array = np.array(ROWS, dtype="<f4", order=order)
+    array.view("<u4")[6, 1] = 0x7F800001
+    read = Read(tmp_path, saved(array))
+    assert read.dropped == {"missing": 1}
+    np.testing.assert_array_equal(read.rows, np.delete(ROWS, 6, axis=0))
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).max == np.finfo(np.float64).max, reason="needs a wider long double")
+def test_a_long_double_beyond_float64_is_not_finite(tmp_path):
+    array = ROWS.astype(np.longdouble)
+    array[6, 1] = np.longdouble("1e4000")
+    read = Read(tmp_path, saved(array))
+    assert read.dropped == {"non_finite": 1}
+
+
 class Hostile:
     def __init__(self, marker):
         self.marker = marker
@@ -101,6 +118,11 @@ def test_a_file_of_python_2_is_read(tmp_path):
         (header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (9, 2), }"), "truncated"),
         (header(b"{'descr': '<f8', 'shape': (9, 2), }"), "malformed"),
         (header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (-9, 2), }"), "shape"),
+        # With a negative size nothing may be read: it would look like an error of the disk.
+        (header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (2, -3), }") + b"x" * 96, "shape"),
+        (header(b"{'descr': '<f8', 'fortran_order': True, 'shape': (2, -3), }") + b"x" * 96, "shape"),
+        (header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (-2, -9), }"), "shape"),
+        (header(b"{'descr': '<f8', 'fortran_order': True, 'shape': (-2, -9), }"), "shape"),
         (header(b"__import__('os').abort()"), "malformed"),
         (header(b"(" * 5000), "malformed"),
         (b"\x93NUMPY\x01", "malformed"),

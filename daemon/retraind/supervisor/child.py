@@ -141,7 +141,7 @@ class Child:
     def stop(self, now: float) -> None:
         """Asks the worker to end at a safe point: its job goes back to the queue."""
         if self._verdict is None:
-            error = Interrupted("terminated", "the service asked the worker to stop")
+            error = Interrupted("terminated", "the worker was asked to stop")
             self._end(error, "interrupted", now, signal.SIGTERM, self._config.stop_seconds)
 
     def poll(self, now: float) -> Outcome | None:

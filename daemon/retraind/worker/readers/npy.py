@@ -115,7 +115,7 @@ class NpyReader:
 
 
 def _as_float64(values: NDArray[np.generic]) -> Floats:
-    """A copy as float64. A signalling NaN stays a NaN, a long double beyond float64 becomes infinite: both are counted."""
+    """A copy as float64. A signalling NaN stays NaN, a long double beyond float64 is infinite; both are counted."""
     with np.errstate(invalid="ignore", over="ignore"):
         return values.astype(np.float64)
 
