@@ -24,6 +24,7 @@ def _require_readable(path: Path) -> None:
 
 def jobs(config: Config, *, as_json: bool, limit: int) -> int:
     """Lists the newest jobs, newest last."""
+    _require_readable(config.state.dir)
     _require_readable(config.state.dir / "jobs")
     found = read_jobs(config.state.dir)
     if as_json:

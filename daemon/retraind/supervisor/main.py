@@ -51,6 +51,7 @@ def serve(config_path: Path | None) -> None:
     finally:
         exporter.stop()
         wake.close()
+        systemd.close()
     log.info("stopped")
 
 

@@ -19,41 +19,51 @@ class Systemd:
     """Says what the service does; repeats nothing that has not changed."""
 
     def __init__(self) -> None:
-        self._notifier = SystemdNotifier()
-        if self._notifier.socket is not None:
+        self._notifier = SystemdNotifier() if os.environ.get("NOTIFY_SOCKET") else None
+        if self._notifier is not None and self._notifier.socket is not None:
             # sdnotify's socket blocks for as long as systemd does not read: the loop must not.
             self._notifier.socket.settimeout(_SEND_SECONDS)
         self._status = ""
         self._ping_at = 0.0
         self.ping_seconds = _watchdog_seconds()
 
+    def _tell(self, text: str) -> None:
+        if self._notifier is not None:
+            self._notifier.notify(text)
+
+    def close(self) -> None:
+        """Frees the socket; nothing is told after that."""
+        if self._notifier is not None and self._notifier.socket is not None:
+            self._notifier.socket.close()
+        self._notifier = None
+
     def ready(self) -> None:
         """Start, or the reload, is complete."""
-        self._notifier.notify("READY=1")
+        self._tell("READY=1")
 
     def status(self, text: str) -> None:
         """The line that `systemctl status` shows."""
         if text != self._status:
             self._status = text
-            self._notifier.notify(f"STATUS={text}")
+            self._tell(f"STATUS={text}")
 
     def watchdog(self, now: float) -> None:
         """Answers the watchdog when a third of its time-out has gone by."""
         if self.ping_seconds is not None and now >= self._ping_at:
             self._ping_at = now + self.ping_seconds
-            self._notifier.notify("WATCHDOG=1")
+            self._tell("WATCHDOG=1")
 
     def reloading(self) -> None:
         """A reload begins. systemd times it out unless the monotonic time comes with it."""
-        self._notifier.notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+        self._tell(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def extend_start(self, seconds: float) -> None:
         """Asks for more time to start while a fault is waited out."""
-        self._notifier.notify(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
+        self._tell(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
 
     def stopping(self) -> None:
         """The stop has begun."""
-        self._notifier.notify("STOPPING=1")
+        self._tell("STOPPING=1")
 
 
 def _watchdog_seconds() -> float | None:
