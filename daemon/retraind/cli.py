@@ -15,6 +15,7 @@ import msgspec
 from retraind import __version__
 from retraind.config import Config, TrainingConfig
 from retraind.errors import ConfigError, HostError, RetraindError, UsageError
+from retraind.printable import printable
 
 DEFAULT_CONFIG = Path("/etc/retraind/retraind.yaml")
 _EXIT_USAGE = 64
@@ -34,6 +35,12 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         self.print_usage(sys.stderr)
         self.exit(_EXIT_USAGE, f"{self.prog}: error: {message}\n")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -73,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     verb("preflight", "check the host and the GPU as before every job", _PREFLIGHT, json)
     verb("status", "show what the service is doing", _STATUS, json)
     jobs = verb("jobs", "list the jobs and what became of them", _JOBS, json)
-    jobs.add_argument("--limit", type=int, default=50, metavar="N", help="show the newest N (default: 50)")
+    jobs.add_argument("--limit", type=_count, default=50, metavar="N", help="show the newest N (default: 50)")
     requeue = verb("requeue", "put quarantined datasets back into the spool", _REQUEUE)
     which = requeue.add_mutually_exclusive_group(required=True)
     which.add_argument("job", nargs="?", metavar="JOB", help="a job id as `retraind jobs` shows it")
@@ -114,7 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        print(f"retraind {options.verb}: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
+        place = f"{printable(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        print(f"retraind {options.verb}: {place}{error.strerror or error}", file=sys.stderr)
         return HostError.exit_status
     except KeyboardInterrupt:
         return 130

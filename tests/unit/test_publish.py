@@ -239,13 +239,17 @@ def plant_fifo(path: Path, _victim: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("plant", [plant_link, plant_broken_link, plant_directory, plant_fifo])
-@pytest.mark.parametrize("place", ["link", "current"])
+# `current` is a link anyway: one with another target is an older version, or a roll-back by hand.
+@pytest.mark.parametrize(
+    ("place", "plant"),
+    [
+        ("link", plant_link), ("link", plant_broken_link), ("link", plant_directory), ("link", plant_fifo),
+        ("current", plant_directory), ("current", plant_fifo),
+    ],
+)  # fmt: skip
 def test_what_somebody_else_put_in_our_place_is_not_touched(
-    plant: Callable[[Path, Path], None], place: str, publisher: Publisher, tmp_path: Path
+    place: str, plant: Callable[[Path, Path], None], publisher: Publisher, tmp_path: Path
 ) -> None:
-    if place == "current" and plant in (plant_link, plant_broken_link):
-        pytest.skip("`current` is a link: another target is an older version or a roll-back by hand")
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     path = getattr(publisher, place)

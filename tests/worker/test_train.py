@@ -10,7 +10,7 @@ import torch
 
 from retraind.config import TrainingConfig
 from retraind.errors import HostError, Interrupted, ResourceError, TrainingError
-from retraind.worker import batches, model, train
+from retraind.worker import batches, model, step, train
 
 CPU = torch.device("cpu")
 forks = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -49,16 +49,16 @@ def run(rows, listener=None, **settings):
 def test_the_optimizer_is_torchs_adamw():
     ours, theirs = model.build(6, seed=1), model.build(6, seed=1)
     training = TrainingConfig(learning_rate=3e-3, weight_decay=0.05)
-    optimizer = train.make_optimizer(ours, training)
-    assert isinstance(optimizer, train.FusedAdamW)
+    optimizer = step.make_optimizer(ours, training)
+    assert isinstance(optimizer, step.FusedAdamW)
     reference = torch.optim.AdamW(theirs.parameters(), lr=3e-3, weight_decay=0.05)
     generator = torch.Generator().manual_seed(2)
     for _ in range(50):
         x = torch.randn(64, 6, generator=generator)
-        for network, step in ((ours, optimizer), (theirs, reference)):
-            step.zero_grad(set_to_none=True)
+        for network, adamw in ((ours, optimizer), (theirs, reference)):
+            adamw.zero_grad(set_to_none=True)
             torch.nn.functional.mse_loss(network(x), x).backward()
-            step.step()
+            adamw.step()
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         # A bias before BatchNorm has no gradient but rounding noise, and Adam makes full steps of noise.
         if name not in {"encoder.0.bias", "decoder.0.bias"}:
@@ -69,14 +69,14 @@ def test_a_torch_without_the_operator_trains_with_its_own_adamw(monkeypatch, tmp
     rows = write_rows(tmp_path / "rows", 500)
     _, fused = run(rows, batch_size=100)
     monkeypatch.delattr(torch, "_fused_adamw_")
-    assert type(train.make_optimizer(model.build(6, 0), TrainingConfig())) is torch.optim.AdamW
+    assert type(step.make_optimizer(model.build(6, 0), TrainingConfig())) is torch.optim.AdamW
     _, plain = run(rows, batch_size=100)
     assert plain.epoch_losses == pytest.approx(fused.epoch_losses, abs=1e-5)
 
 
 def test_gradients_are_dropped_or_set_to_zero():
     network = model.build(6, seed=1)
-    optimizer = train.make_optimizer(network, TrainingConfig())
+    optimizer = step.make_optimizer(network, TrainingConfig())
     network(torch.ones(2, 6)).sum().backward()
     optimizer.zero_grad(set_to_none=False)
     assert all(not parameter.grad.any() for parameter in network.parameters())
@@ -172,7 +172,7 @@ def test_fp16_that_overflows_for_ever_ends_before_its_scale_is_zero(tmp_path, ba
     with pytest.raises(TrainingError) as caught:
         run(rows, recorder, precision="fp16", batch_size=batch_size)
     assert caught.value.code == "diverged"
-    assert len(recorder.shares) <= train.MAX_CONSECUTIVE_SKIPS + 1
+    assert len(recorder.shares) <= step.MAX_CONSECUTIVE_SKIPS + 1
 
 
 def test_fp16_recovers_from_a_scale_that_is_too_high(tmp_path):

@@ -3,6 +3,7 @@
 Needs no spool and no state directory: its work lies in a temporary directory that is gone afterwards.
 """
 
+import secrets
 import select
 import signal
 import tempfile
@@ -29,11 +30,7 @@ def train(config: Config, files: list[Path], *, as_json: bool) -> int:
     """Trains on the files as one dataset and publishes; 0, 1 when the gate rejects, else the error's exit status."""
     publisher = Publisher(config.models.dir, config.models.name)
     publisher.open()
-    now = datetime.now(UTC)
-    name = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
-    job = Job(
-        id=f"{now:%Y%m%dT%H%M%SZ}-train", name=name, state=JobState.RUNNING, created_at=now, updated_at=now, attempts=1
-    )
+    job = new_job(files, datetime.now(UTC))
     with tempfile.TemporaryDirectory(prefix="retraind-") as work:
         _attempt_until_done(job, config, [file.absolute() for file in files], Path(work), quiet=as_json)
         candidate = typed_json.decode((Path(work) / "candidate.json").read_bytes(), Candidate)
@@ -47,6 +44,13 @@ def train(config: Config, files: list[Path], *, as_json: bool) -> int:
             raise PublishError("models_dir_unwritable", str(error)) from error
     _print(manifest, publisher, as_json=as_json)
     return 0
+
+
+def new_job(files: list[Path], now: datetime) -> Job:
+    """A job that runs. Its id is its own: a publication is found again by it, also beside another run's."""
+    name = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
+    job_id = f"{now:%Y%m%dT%H%M%SZ}-train-{secrets.token_hex(4)}"
+    return Job(id=job_id, name=name, state=JobState.RUNNING, created_at=now, updated_at=now, attempts=1)
 
 
 def _attempt_until_done(job: Job, config: Config, files: list[Path], work: Path, *, quiet: bool) -> None:

@@ -1,8 +1,8 @@
-"""The training loop: a fresh autoencoder, mean squared error, AdamW, mixed precision where the device has it.
+"""The training loop: a fresh autoencoder, epochs of batches, one step a batch, and what is told of it.
 
-Owns the order of a step and what a run reports of itself. Never touches files other than the rows it is given. The
-loss stays on the device and is read when it is reported. Raises TrainingError, ResourceError out_of_memory, HostError
-preflight_failed, and what its listener raises. AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization".
+Owns the choice of device and precision and what a run reports of itself; a step is step's. Never touches files other
+than the rows it is given. The loss stays on the device and is read when it is reported. Raises TrainingError,
+ResourceError out_of_memory, HostError preflight_failed, and what its listener raises.
 """
 
 # B batch, D metrics
@@ -15,25 +15,19 @@ import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from retraind import events, report
 from retraind.config import Device, Precision, TrainingConfig
 from retraind.errors import HostError, ResourceError, TrainingError
 from retraind.worker.batches import Batches, RowRange
 from retraind.worker.model import TelemetryAutoencoder, build
+from retraind.worker.step import make_step
 
 log = logging.getLogger(__name__)
-
-# GradScaler starts at 2**16 and halves on every skip: after so many in a row the scale is 2**-8, where no gradient
-# that float16 can hold overflows for being scaled. It is the loss itself that is infinite, long before the scale is 0.
-MAX_CONSECUTIVE_SKIPS = 24
-
-AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": torch.float32}
 
 
 class Listener(Protocol):
@@ -67,85 +61,6 @@ def choose_precision(requested: Precision, device_type: str, capability: tuple[i
     if device_type != "cuda" or capability < (7, 0):
         return "float32"
     return "bf16" if capability >= (8, 0) else "fp16"
-
-
-class FusedAdamW:
-    """AdamW as one call of torch's fused operator for all parameters, with torch.optim.AdamW's defaults.
-
-    torch.optim.AdamW(fused=True) comes to the same call by way of bookkeeping that is long beside so small a step, and
-    its first step imports torch's compiler: 3 s and 80 MiB. Has what GradScaler looks for: param_groups and step.
-    """
-
-    def __init__(self, parameters: list[nn.Parameter], *, lr: float, weight_decay: float) -> None:
-        self.param_groups = [{"params": parameters}]
-        self._parameters: list[Tensor] = [*parameters]
-        self._lr = lr
-        self._weight_decay = weight_decay
-        self._exp_avgs = [torch.zeros_like(parameter) for parameter in parameters]
-        self._exp_avg_sqs = [torch.zeros_like(parameter) for parameter in parameters]
-        self._step = torch.zeros((), device=parameters[0].device)
-
-    def zero_grad(self, *, set_to_none: bool = True) -> None:
-        for parameter in self._parameters:
-            if set_to_none:
-                parameter.grad = None
-            elif parameter.grad is not None:
-                parameter.grad.zero_()
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """One update from the gradients that the parameters carry; every parameter must have one."""
-        self._step += 1
-        torch._fused_adamw_(  # what torch.optim.AdamW(fused=True) calls; a test holds the two together
-            self._parameters,
-            [cast("Tensor", parameter.grad) for parameter in self._parameters],
-            self._exp_avgs,
-            self._exp_avg_sqs,
-            [],
-            [self._step] * len(self._parameters),
-            lr=self._lr,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=self._weight_decay,
-            eps=1e-8,
-            amsgrad=False,
-            maximize=False,
-        )
-
-
-def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Optimizer:
-    """FusedAdamW, or torch's own AdamW under a torch without the operator."""
-    parameters = list(model.parameters())
-    kind = FusedAdamW if hasattr(torch, "_fused_adamw_") else torch.optim.AdamW
-    optimizer = kind(parameters, lr=training.learning_rate, weight_decay=training.weight_decay)
-    return cast("torch.optim.Optimizer", optimizer)
-
-
-class SkipCounter:
-    """Counts the steps that GradScaler skipped because a gradient was not finite. Free of cost when it is disabled."""
-
-    def __init__(self, scaler: torch.amp.GradScaler) -> None:
-        self.num_skipped = 0
-        self._num_consecutive = 0
-        self._scaler = scaler
-        self._scale = scaler.get_scale()
-
-    def was_skipped(self) -> bool:
-        """Whether the last step was; call once after each update. Raises TrainingError diverged on a long run of skips.
-
-        Waits for the device, as GradScaler does itself to decide on the skip.
-        """
-        if not self._scaler.is_enabled():
-            return False
-        before, self._scale = self._scale, self._scaler.get_scale()
-        if self._scale >= before:
-            self._num_consecutive = 0
-            return False
-        self.num_skipped += 1
-        self._num_consecutive += 1
-        if self._num_consecutive > MAX_CONSECUTIVE_SKIPS:
-            raise TrainingError("diverged", f"fp16 gradients overflow: {self._num_consecutive} steps in a row skipped")
-        return True
 
 
 class Run:
@@ -229,24 +144,17 @@ def train(
     precision = choose_precision(training.precision, device.type, capability_of(device))
     with out_of_memory_as_resource_error(training.batch_size):
         model = build(rows.num_metrics, training.seed).to(device).train()
-        optimizer = make_optimizer(model, training)
-        scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-        skips = SkipCounter(scaler)
+        step = make_step(model, training, precision)
         batches = Batches(
             rows, training.batch_size, seed=training.seed, device=device, num_workers=training.num_workers
         )
         run = Run(rows.num_rows, training, device, listener)
         for epoch in range(training.epochs):
             for x_BD in batches.epoch(epoch):
-                optimizer.zero_grad(set_to_none=True)
-                with torch.amp.autocast(device.type, AUTOCAST_DTYPES[precision], enabled=precision != "float32"):
-                    y_BD = model(x_BD)
-                loss = functional.mse_loss(y_BD.float(), x_BD)  # squares of 256 and more overflow in float16
-                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-                scaler.step(optimizer)
-                scaler.update()
-                run.step_done(loss, len(x_BD), was_skipped=skips.was_skipped())
+                loss = step(x_BD)
+                run.step_done(loss, len(x_BD), was_skipped=step.was_skipped)
             run.epoch_done()
+        step.finish()
         require_finite(model)
     return model, report.TrainingReport(
         epochs=training.epochs,
@@ -259,7 +167,7 @@ def train(
         device_name=device_name(device),
         precision=precision,
         seed=training.seed,
-        num_skipped_steps=skips.num_skipped,
+        num_skipped_steps=step.num_skipped,
     )
 
 
