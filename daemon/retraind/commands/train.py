@@ -18,6 +18,7 @@ from retraind.commands import screen
 from retraind.config import Config
 from retraind.errors import PublishError
 from retraind.job import Job, JobState, Order
+from retraind.printable import printable
 from retraind.report import Candidate, Manifest
 from retraind.supervisor import gate, schedule, status
 from retraind.supervisor.child import Child, Outcome
@@ -48,7 +49,7 @@ def train(config: Config, files: list[Path], *, as_json: bool) -> int:
 
 def new_job(files: list[Path], now: datetime) -> Job:
     """A job that runs. Its id is its own: a publication is found again by it, also beside another run's."""
-    name = files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
+    name = printable(files[0].name) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
     job_id = f"{now:%Y%m%dT%H%M%SZ}-train-{secrets.token_hex(4)}"
     return Job(id=job_id, name=name, state=JobState.RUNNING, created_at=now, updated_at=now, attempts=1)
 

@@ -154,10 +154,11 @@ class HandWrittenStep:
     def gradients_of(self, x_BD: Tensor) -> Tensor:
         """Leaves the gradients of the mean squared error, as autograd would, and returns the error."""
         z_BL = functional.leaky_relu_(self._encoder.forward(x_BD), NEGATIVE_SLOPE)
-        difference_BD = self._decoder.forward(z_BL).sub_(x_BD)
-        flat = difference_BD.view(-1)
-        loss = torch.dot(flat, flat) / flat.numel()
-        d_z_BL = self._decoder.backward(difference_BD.mul_(2.0 / flat.numel()), needs_input=True)
+        y_BD = self._decoder.forward(z_BL)
+        # Not a dot product: some BLAS libraries add up float32 one by one, which is off by 2e-4 for a large batch.
+        loss = functional.mse_loss(y_BD, x_BD)
+        d_y_BD = y_BD.sub_(x_BD).mul_(2.0 / x_BD.numel())
+        d_z_BL = self._decoder.backward(d_y_BD, needs_input=True)
         self._encoder.backward(_leaky_relu_backward(d_z_BL, z_BL), needs_input=False)
         return loss
 
