@@ -1,4 +1,4 @@
-"""Log lines for the journal or for a terminal: one record a line, with its priority and its job.
+"""Log lines for the journal or for a terminal: each with its priority and its job, a record's further lines set in.
 
 Under systemd the line begins with `<N>`, the syslog priority, and has no time, since the journal has its own.
 Elsewhere it begins with the time and the level. Owns the root logger's one handler, nothing else.
@@ -22,10 +22,13 @@ class _Formatter(logging.Formatter):
         self._for_journal = for_journal
 
     def format(self, record: logging.LogRecord) -> str:
-        lines = (self._job + record.getMessage()).splitlines() or [""]
+        first, *more = record.getMessage().splitlines() or [""]
+        # Set in, so that what a dataset says after a line break can not pass for a record.
+        lines = [first, *(f"  {line}" for line in more)]
         if record.exc_info:
             lines += self.formatException(record.exc_info).splitlines()
-        return "\n".join(self._head(record) + printable(line.expandtabs()) for line in lines)
+        head = self._head(record) + self._job
+        return "\n".join(head + printable(line.expandtabs()) for line in lines)
 
     def _head(self, record: logging.LogRecord) -> str:
         if self._for_journal:

@@ -2,13 +2,11 @@
 
 import gzip
 import http.client
-import re
-import shutil
+import logging
+import random
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from harness import eventually
@@ -17,7 +15,12 @@ from retraind.supervisor import exporter
 from retraind.supervisor.exporter import Exporter
 from retraind.supervisor.metrics import Metrics
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "metrics.txt"
+# What Prometheus 3 sends.
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
+    "text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
 
 
 @pytest.fixture
@@ -52,6 +55,7 @@ def test_get_and_head_answer_alike_and_head_has_no_body(start) -> None:
     assert get.headers["Content-Type"] == head.headers["Content-Type"]
     assert b"retraind_build_info" in get.body
     assert head.body == b""
+    assert int(ask(address, "HEAD", "/").headers["Content-Length"]) == len(ask(address, "GET", "/").body)
 
 
 @pytest.mark.parametrize("path", ["/nonsense", "/metrics/", "/-/", "/METRICS", "/..%2fetc/passwd"])
@@ -86,6 +90,50 @@ def test_openmetrics_and_gzip_are_given_to_those_who_ask(start) -> None:
     other = ask(address, "GET", "/metrics", Accept="application/openmetrics-text;version=1.0.0", Accept_Encoding="gzip")
     assert other.headers["Content-Type"].startswith("application/openmetrics-text")
     assert gzip.decompress(other.body).endswith(b"# EOF\n")
+
+
+def test_what_prometheus_sends_gets_openmetrics(start) -> None:
+    answer = ask(start(), "GET", "/metrics", Accept=PROMETHEUS, Accept_Encoding="gzip")
+    assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=")
+    assert gzip.decompress(answer.body).endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize(
+    ("encodings", "encoding"),
+    [
+        ("gzip", "gzip"),
+        ("deflate, GZIP;q=0.5", "gzip"),
+        ("gzip; q=1.0", "gzip"),
+        ("gzip;q=0", None),
+        ("gzip; q=0.000, deflate", None),
+        ("x-gzip-not", None),
+        ("", None),
+    ],
+)
+def test_gzip_is_for_those_who_take_it(start, encodings: str, encoding: str | None) -> None:
+    answer = ask(start(), "GET", "/metrics", Accept_Encoding=encodings)
+    assert answer.headers["Content-Encoding"] == encoding
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "text/plain; version=x",
+        "application/openmetrics-text; version=1.x",
+        "application/openmetrics-text;",
+        ";;,=",
+        "application/openmetrics-text; version=1.0.0.\r\n\tSet-Cookie: a=b",
+    ],
+)
+def test_an_accept_header_that_makes_no_sense_still_gets_metrics(start, accept: str) -> None:
+    host, port = start()
+    with socket.create_connection((host, port), timeout=20) as client:
+        client.sendall(f"GET /metrics HTTP/1.1\r\nAccept: {accept}\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: client.recv(2**16), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 200 ")
+    assert b"Set-Cookie" not in head
+    assert b"retraind_build_info" in body
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0", "[::]:0", ":0"])
@@ -141,38 +189,113 @@ def test_a_client_that_sends_nothing_is_let_go(start, monkeypatch) -> None:
         assert client.recv(100) == b"", "the server closes"
 
 
-def test_a_client_that_drips_is_cut_off_at_the_deadline(start, monkeypatch) -> None:
+def test_a_client_that_drips_is_cut_off_at_the_deadline_though_nobody_else_comes(start, monkeypatch) -> None:
     monkeypatch.setattr(exporter, "_DEADLINE_SECONDS", 0.3)
-    address = start()
-    with socket.create_connection(address, timeout=20) as client:
+    with socket.create_connection(start(), timeout=20) as client:
 
         def is_cut_off() -> bool:
             try:
                 client.sendall(b"G")
             except OSError:
                 return True
-            ask(address, "GET", "/-/healthy")
             return False
 
         eventually(is_cut_off, "the drip ends")
 
 
-def test_the_names_types_labels_and_help_of_every_metric_are_frozen() -> None:
-    lines = []
-    for line in Metrics().render("", "")[0].decode().splitlines():
-        if line.startswith(("# HELP process_", "# TYPE process_", "process_")):
-            continue
-        # The value, and what the build's labels say, are not the interface.
-        sample = re.sub(r'(version|python)="[^"]*"', r"\1", line).partition(" ")[0]
-        lines.append(line if line.startswith("#") else sample)
-    found = "\n".join(line for line in lines if "_bucket{" not in line) + "\n"
-    assert found == GOLDEN.read_text()
+def test_the_oldest_client_that_has_not_asked_makes_room_before_one_that_is_being_answered(monkeypatch) -> None:
+    monkeypatch.setattr(exporter, "_MAX_CONNECTIONS", 2)
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def landing() -> str:
+        is_asked.set()
+        assert may_answer.wait(20)
+        return "answered after all"
+
+    metrics = Metrics()
+    one = Exporter(metrics.render, lambda: (True, ""), lambda: (True, ""), landing)
+    address = one.start("127.0.0.1:0")
+    try:
+        with socket.create_connection(address, timeout=20) as oldest:
+            oldest.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert is_asked.wait(20)
+            with socket.create_connection(address, timeout=20) as idle:
+                assert ask(address, "GET", "/-/healthy").status == 200
+                assert idle.recv(100) == b"", "the idle one made room"
+            may_answer.set()
+            assert b"answered after all" in b"".join(iter(lambda: oldest.recv(2**16), b""))
+    finally:
+        may_answer.set()
+        one.stop()
 
 
-def test_promtool_finds_nothing_to_complain_about() -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed: Debian's package prometheus has it")
-    text = Metrics().render("", "")[0]
-    result = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
-    assert (result.returncode, result.stdout + result.stderr) == (0, b"")
+def test_every_thread_has_a_name_and_ends_when_the_endpoint_stops(monkeypatch) -> None:
+    monkeypatch.setattr(exporter._Handler, "timeout", 600)
+    monkeypatch.setattr(exporter, "_DEADLINE_SECONDS", 600)
+
+    def own() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread not in before]
+
+    before = set(threading.enumerate())
+    metrics = Metrics()
+    one = Exporter(metrics.render, lambda: (True, ""), lambda: (True, ""), lambda: "")
+    address = one.start("127.0.0.1:0")
+    clients = [socket.create_connection(address, timeout=20) for _ in range(3)]
+    eventually(lambda: sorted(own()) == ["exporter", *["exporter-client"] * 3], "a thread each")
+    one.stop()
+    eventually(lambda: not own(), "idle clients do not keep threads of a stopped endpoint")
+    for client in clients:
+        client.close()
+
+
+def test_binding_asks_no_name_service(start, monkeypatch) -> None:
+    def answer(*_: str) -> str:
+        raise AssertionError("a resolver that does not answer would hold the service up")
+
+    monkeypatch.setattr(socket, "getfqdn", answer)
+    assert ask(start(), "GET", "/-/healthy").status == 200
+
+
+def test_clients_that_go_away_or_send_nonsense_leave_no_line_in_the_log(start, caplog) -> None:
+    address, chance = start(), random.Random(7)
+    for number in range(60):
+        with socket.create_connection(address, timeout=20) as client:
+            head = b"" if number % 2 else chance.choice([b"GET / HTTP/1.1\r\n", b"GET /metrics HTTP/9.9\r\n", b"G\r\n"])
+            client.sendall(head + chance.randbytes(200) + b"\r\n\r\n")
+            if number % 3:  # a reset instead of a goodbye
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    assert ask(address, "GET", "/metrics").status == 200
+    eventually(lambda: "exporter-client" not in {t.name for t in threading.enumerate()}, "all are answered")
+    assert caplog.records == []
+
+
+def test_a_fault_of_ours_is_logged_and_ends_only_that_request(caplog) -> None:
+    def landing() -> str:
+        raise KeyError("a fault of ours")
+
+    metrics = Metrics()
+    one = Exporter(metrics.render, lambda: (True, ""), lambda: (True, ""), landing)
+    address = one.start("127.0.0.1:0")
+    try:
+        with pytest.raises(http.client.RemoteDisconnected):
+            ask(address, "GET", "/")
+        assert ask(address, "GET", "/metrics").status == 200
+        eventually(lambda: caplog.records, "a line in the log")
+        assert [(r.levelno, r.exc_info[0]) for r in caplog.records] == [(logging.ERROR, KeyError)]
+    finally:
+        one.stop()
+
+
+def test_a_client_that_does_not_read_is_let_go(monkeypatch) -> None:
+    monkeypatch.setattr(exporter._Handler, "timeout", 600)
+    monkeypatch.setattr(exporter, "_DEADLINE_SECONDS", 0.3)
+    large = b"x" * 2**26  # more than any socket's buffer
+    one = Exporter(lambda *_: (large, "text/plain", None), lambda: (True, ""), lambda: (True, ""), lambda: "")
+    address = one.start("127.0.0.1:0")
+    try:
+        with socket.create_connection(address, timeout=20) as client:
+            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert client.recv(1) == b"H", "the answer has begun"
+            eventually(lambda: "exporter-client" not in {t.name for t in threading.enumerate()}, "let go")
+    finally:
+        one.stop()

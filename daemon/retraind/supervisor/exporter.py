@@ -1,19 +1,26 @@
 """The HTTP endpoint: /metrics, /-/healthy, /-/ready and a landing page, in threads that change nothing.
 
 A slow or idle client never blocks a scrape: each connection has a time-out a read and a deadline in all, their number
-is bounded, and when it is reached the oldest one makes room. Raises OSError for an address that can not be bound.
+is bounded, and when it is reached the oldest one that has not asked yet makes room. Raises OSError for an address that
+can not be bound.
 """
 
 import html
+import logging
 import socket
+import socketserver
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from retraind import __version__
 from retraind.config import split_address
+
+log = logging.getLogger(__name__)
 
 Render = Callable[[str, str], tuple[bytes, str, str | None]]
 Question = Callable[[], tuple[bool, str]]
@@ -68,45 +75,70 @@ class _Answers:
 class _Server(ThreadingHTTPServer):
     # Connections that wait for `accept`: with the default of 5, a burst of idle clients delays a scrape by seconds.
     request_queue_size = 128
-    daemon_threads = True
-    block_on_close = False
 
     def __init__(self, address: tuple[str, int], answers: _Answers) -> None:
         self.answers = answers
-        self._open: dict[socket.socket, float] = {}
+        self._open: dict[socket.socket, float] = {}  # when it was accepted; the oldest is the first
+        self._asked: set[socket.socket] = set()
         self._lock = threading.Lock()
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
 
+    def server_bind(self) -> None:
+        """Not HTTPServer's, which asks the name service for a name: that can wait for longer than the watchdog does."""
+        socketserver.TCPServer.server_bind(self)
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Makes room first: what is too old goes, and the oldest when there are too many."""
+        """Makes room first, then answers in a thread."""
+        with self._lock:
+            while len(self._open) >= _MAX_CONNECTIONS:
+                self._cut_off(next((one for one in self._open if one not in self._asked), next(iter(self._open))))
+            self._open[request] = time.monotonic()
+        arguments = (request, client_address)
+        threading.Thread(
+            target=self.process_request_thread, args=arguments, name="exporter-client", daemon=True
+        ).start()
+
+    def service_actions(self) -> None:
+        """Called by serve_forever at least twice a second: cuts off what is past its deadline."""
         now = time.monotonic()
         with self._lock:
-            by_age = sorted(self._open, key=self._open.__getitem__)
-            num_excess = max(0, len(by_age) - _MAX_CONNECTIONS + 1)
-            for position, old in enumerate(by_age):
-                if position < num_excess or now - self._open[old] > _DEADLINE_SECONDS:
-                    _cut_off(old)
-                    del self._open[old]
-            self._open[request] = now
-        super().process_request(request, client_address)
+            for connection in [one for one, since in self._open.items() if now - since > _DEADLINE_SECONDS]:
+                self._cut_off(connection)
+
+    def has_asked(self, connection: socket.socket) -> None:
+        """Its request is complete: it is the last to make room for others."""
+        with self._lock:
+            if connection in self._open:
+                self._asked.add(connection)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._open.pop(request, None)
+            self._forget(request)
         super().shutdown_request(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
+    def server_close(self) -> None:
+        super().server_close()
+        with self._lock:
+            for connection in list(self._open):
+                self._cut_off(connection)
 
+    def _cut_off(self, connection: socket.socket) -> None:
+        """Wakes the thread that waits for this client: its read ends."""
+        self._forget(connection)
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
 
-def _cut_off(connection: socket.socket) -> None:
-    """Wakes the thread that waits for this client: its read ends."""
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return
+    def _forget(self, connection: socket.socket) -> None:
+        self._open.pop(connection, None)
+        self._asked.discard(connection)
+
+    def handle_error(self, *_: Any) -> None:
+        """A client that went away is no news; anything else is a fault of ours."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log.error("a request to the endpoint failed", exc_info=error)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -131,6 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(405, f"{self.command[:20]} is not supported, GET and HEAD are\n", {"Allow": "GET, HEAD"})
 
     def _answer(self, *, with_body: bool) -> None:
+        self.server.has_asked(self.connection)
         answers = self.server.answers
         path = self.path.partition("?")[0]
         if path == "/metrics":

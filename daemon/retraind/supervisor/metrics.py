@@ -20,7 +20,7 @@ from retraind import __version__, events
 from retraind.errors import QUARANTINE_CODES, Disposition
 from retraind.report import Manifest
 from retraind.supervisor.intake import Scan
-from retraind.supervisor.spool import Spool, count
+from retraind.supervisor.spool import Spool, Usage, count
 
 STAGES = ("preflight", "ingest", "import", "train", "evaluate", "publish")
 RESULTS = ("published", "duplicate", "rejected", "quarantined")
@@ -35,6 +35,8 @@ RETRIES = {
 }
 # From a file of 300 rows to a day of training.
 _SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0, 14_400.0, 86_400.0)
+# More than any count that is meant: a number of a worker gone mad must end neither the loop nor every later scrape.
+_MAX_NUMBER = 2.0**63
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -51,6 +53,20 @@ class _Optional(Collector):
         for name, text in self._texts.items():
             if name in values:
                 yield GaugeMetricFamily(f"retraind_{self._subject}_{name}", text, value=values[name])
+
+
+class _Series(Collector):
+    """A gauge of one label whose series come and go. The dict is replaced whole: none is ever seen half made."""
+
+    def __init__(self, name: str, text: str, label: str) -> None:
+        self._name, self._text, self._label = f"retraind_{name}", text, label
+        self.values: Mapping[str, float] = {}
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(self._name, self._text, labels=(self._label,))
+        for label_value, value in self.values.items():
+            family.add_metric((label_value,), value)
+        yield family
 
 
 class Metrics:
@@ -104,12 +120,12 @@ class Metrics:
         states = ("incoming_settling", "incoming_ready", "incoming_refused", "active", "done", "quarantine")
         self._spool_files = self._gauge("spool_files", "Files in the spool by state.", {"state": states})
         self._spool_bytes = self._gauge("spool_bytes", "Bytes in the spool by state.", {"state": states})
-        self._spool_oldest = Gauge(
-            "retraind_spool_oldest_file_timestamp_seconds",
+        self._spool_oldest = _Series(
+            "spool_oldest_file_timestamp_seconds",
             "Modification time of the oldest file by state; absent when there is none.",
-            ("state",),
-            registry=self.registry,
+            "state",
         )
+        self.registry.register(self._spool_oldest)
         self._stale_temporaries = self._gauge(
             "spool_stale_temporary_files", "Temporary names in incoming/ older than 36 hours."
         )
@@ -152,7 +168,8 @@ class Metrics:
 
     def _model_metrics(self) -> None:
         self._publish_failures = self._counter("publish_failures", "Publications that failed and are tried again.")
-        self._info = Gauge("retraind_model_info", "The live version.", ("version",), registry=self.registry)
+        self._info = _Series("model_info", "The live version.", "version")
+        self.registry.register(self._info)
         self._live = _Optional(
             "model",
             {
@@ -194,26 +211,16 @@ class Metrics:
             self._watch_mode.labels(mode).set(mode == watch_mode)
         self._watch_healthy.set(watch_mode == "inotify")
         self._stale_temporaries.set(scan.num_stale_temporaries)
+        usages = {state: spool.usage(path) for state, path in (("done", spool.done), ("quarantine", spool.quarantined))}
+        usages["active"] = _total([count(path) for path in spool.active.iterdir()])
         for state, entries in (("settling", scan.settling), ("ready", scan.ready), ("refused", scan.refused)):
-            oldest = min((entry.mtime_ns for entry in entries), default=None)
+            first_ns = min((entry.mtime_ns for entry in entries), default=None)
             size = sum(entry.size for entry in entries)
-            self._spool(f"incoming_{state}", len(entries), size, None if oldest is None else oldest / 1e9)
-        active = [count(path) for path in spool.active.iterdir()]
-        ages = [usage.oldest for usage in active if usage.oldest is not None]
-        self._spool(
-            "active", sum(u.num_files for u in active), sum(u.num_bytes for u in active), min(ages, default=None)
-        )
-        for state, directory in (("done", spool.done), ("quarantine", spool.quarantined)):
-            usage = spool.usage(directory)
-            self._spool(state, usage.num_files, usage.num_bytes, usage.oldest)
-
-    def _spool(self, state: str, num_files: int, num_bytes: int, oldest: float | None) -> None:
-        self._spool_files.labels(state).set(num_files)
-        self._spool_bytes.labels(state).set(num_bytes)
-        if oldest is None:
-            _remove(self._spool_oldest, state)
-        else:
-            self._spool_oldest.labels(state).set(oldest)
+            usages[f"incoming_{state}"] = Usage(len(entries), size, None if first_ns is None else first_ns / 1e9)
+        for state, usage in usages.items():
+            self._spool_files.labels(state).set(usage.num_files)
+            self._spool_bytes.labels(state).set(usage.num_bytes)
+        self._spool_oldest.values = {state: u.oldest for state, u in usages.items() if u.oldest is not None}
 
     def started(self) -> None:
         self._active.set(1)
@@ -223,15 +230,15 @@ class Metrics:
             self._stage_seconds.labels(stage).observe(seconds)
 
     def rows_seen(self, num_used: int, num_dropped: Mapping[str, int]) -> None:
-        self._rows_used.inc(num_used)
+        self._rows_used.inc(_bounded(num_used))
         for reason, number in num_dropped.items():
-            self._rows_dropped.labels(reason if reason in DROP_REASONS else "other").inc(number)
+            self._rows_dropped.labels(reason if reason in DROP_REASONS else "other").inc(_bounded(number))
 
     def progress(self, event: events.Progress) -> None:
         values = {"epoch": event.epoch, "epochs": event.epochs, "rows_per_second": event.rows_per_second}
         if event.loss is not None and math.isfinite(event.loss):
             values["loss"] = event.loss
-        self._current.values = values
+        self._current.values = {name: _bounded(value) for name, value in values.items()}
         for device in ("cpu", "cuda"):
             self._device.labels(device).set(device == event.device.partition(":")[0])
 
@@ -239,7 +246,7 @@ class Metrics:
         """Counts the exit, and takes away what was true of the running job only."""
         self._exits.labels(reason).inc()
         if peak_bytes:
-            self._peak.set(peak_bytes)
+            self._peak.set(_bounded(peak_bytes))
         self._active.set(0)
         for device in ("cpu", "cuda"):
             self._device.labels(device).set(0)
@@ -257,12 +264,11 @@ class Metrics:
 
     def published(self, manifest: Manifest) -> None:
         """The live version, now or found at the start."""
-        self._info.clear()
-        self._info.labels(manifest.version).set(1)
+        self._info.values = {manifest.version: 1}
         self._live.values = {
             "heldout_loss": manifest.evaluation.heldout_loss,
             "mean_loss": manifest.evaluation.mean_loss,
-            "rows": manifest.dataset.num_rows,
+            "rows": _bounded(manifest.dataset.num_rows),
             "metrics": len(manifest.metric_names),
             "last_publish_timestamp_seconds": manifest.published_at.timestamp(),
         }
@@ -277,14 +283,30 @@ class Metrics:
 
     def render(self, accept: str, accept_encoding: str) -> tuple[bytes, str, str | None]:
         """Body, content type and content encoding for a scrape's Accept and Accept-Encoding headers."""
-        encoder, content_type = choose_encoder(accept)
+        try:
+            encoder, content_type = choose_encoder(accept if accept.isprintable() else "")
+        except (TypeError, ValueError):  # "version=x": the library compares its parts as numbers
+            encoder, content_type = choose_encoder("")
         body = encoder(self.registry)
-        if "gzip" in accept_encoding.lower():
+        if _takes_gzip(accept_encoding):
             return gzip.compress(body, compresslevel=1), content_type, "gzip"
         return body, content_type, None
 
 
-def _remove(gauge: Gauge, value: str) -> None:
-    """Takes a series away, if it is there; prometheus_client complains about one that is not."""
-    gauge.labels(value)
-    gauge.remove(value)
+def _total(usages: list[Usage]) -> Usage:
+    times = [usage.oldest for usage in usages if usage.oldest is not None]
+    num_files, num_bytes = sum(usage.num_files for usage in usages), sum(usage.num_bytes for usage in usages)
+    return Usage(num_files, num_bytes, min(times, default=None))
+
+
+def _bounded(number: float) -> float:
+    return float(min(max(number, 0), _MAX_NUMBER))
+
+
+def _takes_gzip(accept_encoding: str) -> bool:
+    """RFC 9110: a weight of 0 means "not this one"."""
+    for coding in accept_encoding.lower().replace(" ", "").split(","):
+        name, _, weight = coding.partition(";")
+        if name == "gzip":
+            return weight.rstrip("0.") != "q="
+    return False

@@ -1,0 +1,302 @@
+"""What a scrape sees: the frozen names, values that come and go, and numbers that no well-behaved worker sends."""
+
+import gzip
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from builders import JOB_ID, NOW, make_candidate, make_dataset
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from retraind import events
+from retraind.errors import QUARANTINE_CODES, Disposition
+from retraind.report import Evaluation, Manifest
+from retraind.supervisor import faults, metrics
+from retraind.supervisor.intake import Entry, Scan
+from retraind.supervisor.metrics import FAULTS, Metrics
+from retraind.supervisor.spool import Spool
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "metrics.txt"
+SUPERVISOR = Path(metrics.__file__).parent
+HUGE = 10**400  # a legal JSON number that is no float
+NOW_NS = 1_796_000_000 * 10**9
+
+
+@pytest.fixture
+def told() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    spool = Spool(tmp_path)
+    for path in (spool.incoming, spool.active, spool.done, spool.quarantined):
+        path.mkdir()
+    return spool
+
+
+def make_manifest(**changes: Any) -> Manifest:
+    candidate = make_candidate()
+    names = ("weights_sha256", "weights_bytes", "shape", "scaler", "dataset", "training", "evaluation", "versions")
+    values = {
+        "version": "000042-3f2a9c1b7d10", "sequence": 42, "model_name": "m", "published_at": NOW, "job": JOB_ID,
+        "metric_names": ["cpu", "load"], "threshold": None, **{name: getattr(candidate, name) for name in names},
+    }  # fmt: skip
+    return Manifest(**{**values, **changes})
+
+
+def make_progress(**changes: Any) -> events.Progress:
+    values = {"epoch": 3, "epochs": 5, "loss": 0.75, "rows_per_second": 512e3, "seconds_left": 8.0, "device": "cuda:0"}
+    return events.Progress(**{**values, **changes})
+
+
+def samples(told: Metrics, about: str = "retraind_") -> dict[str, float]:
+    """Series and value of everything whose series begins so."""
+    lines = told.render("", "")[0].decode().splitlines()
+    pairs = (line.rpartition(" ") for line in lines if line.startswith(about))
+    return {series.removeprefix("retraind_"): float(value) for series, _, value in pairs}
+
+
+def rises(told: Metrics, before: dict[str, float]) -> dict[str, float]:
+    now = samples(told)
+    return {series: now[series] - before.get(series, 0) for series in now if now[series] != before.get(series)}
+
+
+def live_a_life(told: Metrics, spool: Spool) -> None:
+    """Everything that is there only at times is there."""
+    (spool.done / "a.csv").touch()
+    told.scanned(Scan(), spool, "inotify", 1)
+    told.started()
+    told.progress(make_progress())
+    told.published(make_manifest())
+    told.job_ended("published", "", 10.0)
+
+
+def test_the_names_types_labels_and_help_of_every_metric_are_frozen(told: Metrics, spool: Spool) -> None:
+    live_a_life(told, spool)
+    lines = []
+    for line in told.render("", "")[0].decode().splitlines():
+        # The limits of a histogram are frozen once: every one has the same.
+        if re.match(r"(# \w+ )?process_", line) or "stage_duration_seconds_bucket" in line:
+            continue
+        sample = re.sub(r'(version|python)="[^"]*"', r"\1", line).rpartition(" ")[0]
+        lines.append(line if line.startswith("#") else sample)
+    assert "\n".join(lines) + "\n" == GOLDEN.read_text()
+
+
+def test_everything_stands_at_zero_from_the_start(told: Metrics) -> None:
+    shown = samples(told)
+    assert len(shown) > 100
+    assert {series.partition("{")[0] for series, value in shown.items() if value} == {
+        "build_info", "config_last_reload_successful", "config_last_reload_success_timestamp_seconds",
+    }  # fmt: skip
+
+
+def test_promtool_finds_nothing_to_complain_about(told: Metrics, spool: Spool) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed: Debian's package prometheus has it")
+    live_a_life(told, spool)
+    text = told.render("", "")[0]
+    result = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout + result.stderr) == (0, b"")
+
+
+def test_openmetrics_is_well_formed_and_has_no_creation_times(told: Metrics, spool: Spool) -> None:
+    live_a_life(told, spool)
+    body, content_type, encoding = told.render("application/openmetrics-text; version=1.0.0", "gzip")
+    assert content_type.startswith("application/openmetrics-text; version=")
+    assert encoding == "gzip"
+    text = gzip.decompress(body).decode()
+    families = {family.name: family.type for family in text_string_to_metric_families(text)}
+    assert families["retraind_jobs"] == "counter"
+    assert families["retraind_stage_duration_seconds"] == "histogram"
+    assert "_created" not in text
+
+
+def test_a_running_jobs_values_are_there_while_it_runs_and_gone_afterwards(told: Metrics) -> None:
+    before = samples(told, "retraind_job_")
+    told.started()
+    told.progress(make_progress())
+    during = samples(told, "retraind_job_")
+    assert {series: value for series, value in during.items() if before.get(series) != value} == {
+        "job_active": 1, 'job_device{device="cuda"}': 1, "job_epoch": 3, "job_epochs": 5, "job_loss": 0.75,
+        "job_rows_per_second": 512e3,
+    }  # fmt: skip
+    told.worker_ended("finished", 0)
+    assert samples(told, "retraind_job_") == before
+
+
+@pytest.mark.parametrize("loss", [None, float("nan"), float("inf")])
+def test_a_loss_that_is_not_known_is_no_series(told: Metrics, loss: float | None) -> None:
+    told.progress(make_progress())
+    told.progress(make_progress(loss=loss))
+    assert "job_loss" not in samples(told)
+    assert samples(told)["job_epoch"] == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [(HUGE, 2.0**63), (-HUGE, 0), (-1, 0), (7, 7)],
+    ids=["huge", "minus_huge", "negative", "good"],
+)
+def test_no_number_of_a_worker_ends_the_loop_or_a_scrape(told: Metrics, number: int, value: float) -> None:
+    told.rows_seen(number, {"missing": number})
+    told.progress(make_progress(epoch=number, epochs=number, rows_per_second=number))
+    told.published(make_manifest(dataset=make_dataset(num_rows=number)))
+    shown = samples(told)
+    told.worker_ended("finished", number)
+    shown |= samples(told, "retraind_worker_peak")
+    series = ("rows_used_total", 'rows_dropped_total{reason="missing"}', "job_epoch", "model_rows")
+    assert [shown[name] for name in (*series, "worker_peak_memory_bytes")] == [value] * 5
+
+
+def test_words_that_are_in_no_table_make_no_series(told: Metrics) -> None:
+    before = samples(told)
+    told.rows_seen(1, {"missing": 2, "unheard_of": 3, "evil\n": 4})
+    told.stage_ended("unheard_of", 1.0)
+    told.job_ended("quarantined", "unheard_of", 0.0)
+    told.job_ended("quarantined", "malformed", 0.0)
+    told.retried(Disposition.QUARANTINE)
+    told.progress(make_progress(device="tpu"))
+    told.worker_ended("finished", 0)
+    after = samples(told)
+    assert after.keys() == before.keys()
+    raised = {series: rise for series, rise in rises(told, before).items() if "job_duration" not in series}
+    assert raised == {
+        "rows_used_total": 1, 'rows_dropped_total{reason="missing"}': 2, 'rows_dropped_total{reason="other"}': 7,
+        'jobs_total{result="quarantined"}': 2, 'quarantined_total{code="malformed"}': 1,
+        'quarantined_total{code="other"}': 1, 'worker_exits_total{reason="finished"}': 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("result", ["published", "duplicate", "rejected", "quarantined"])
+def test_a_job_is_counted_by_its_result_and_only_success_has_a_time(told: Metrics, result: str) -> None:
+    before = samples(told)
+    told.job_ended(result, "empty" if result == "quarantined" else "", 40.0)
+    raised = rises(told, before)
+    assert raised[f'jobs_total{{result="{result}"}}'] == 1
+    assert raised["job_duration_seconds_sum"] == 40
+    assert (raised.get('job_duration_seconds_bucket{le="30.0"}'), raised['job_duration_seconds_bucket{le="100.0"}']) \
+        == (None, 1)  # fmt: skip
+    assert ("job_last_success_timestamp_seconds" in raised) == (result == "published")
+    assert any(series.startswith("quarantined_total") for series in raised) == (result == "quarantined")
+
+
+@pytest.mark.parametrize(
+    ("disposition", "cause"),
+    [
+        (Disposition.RETRY, "crash"),
+        (Disposition.RETRY_SMALLER, "smaller_batch"),
+        (Disposition.RETRY_FLOAT32, "float32"),
+        (Disposition.DEFER, "machine"),
+    ],
+)
+def test_a_repeated_attempt_is_counted_by_its_cause(told: Metrics, disposition: Disposition, cause: str) -> None:
+    before = samples(told)
+    told.retried(disposition)
+    assert rises(told, before) == {f'job_retries_total{{cause="{cause}"}}': 1}
+
+
+def test_counts_since_the_start_are_not_added_up_twice(told: Metrics, spool: Spool) -> None:
+    before = samples(told)
+    for total in (3, 3, 5):
+        told.scanned(Scan(), spool, "inotify", total)
+        told.bad_records(total)
+    raised = rises(told, before)
+    assert (raised["watch_events_total"], raised["bad_records_total"], raised["scans_total"]) == (5, 5, 3)
+
+
+def test_the_spool_is_told_by_state(told: Metrics, spool: Spool) -> None:
+    entries = [Entry(b"a", 10, NOW_NS, 1, True, 0.0), Entry(b"b", 5, NOW_NS - 10**9, 2, True, 0.0)]
+    (spool.active / JOB_ID).mkdir()
+    for path in (spool.active / JOB_ID / "c.csv", spool.quarantined / "d.csv"):
+        path.write_bytes(b"1234567")
+    told.scanned(Scan(ready=entries, settling=entries[:1], num_stale_temporaries=3), spool, "poll", 0)
+    shown = samples(told, "retraind_spool_") | samples(told, "retraind_watch_")
+    states = ("incoming_settling", "incoming_ready", "incoming_refused", "active", "done", "quarantine")
+    assert [shown[f'spool_files{{state="{state}"}}'] for state in states] == [1, 2, 0, 1, 0, 1]
+    assert [shown[f'spool_bytes{{state="{state}"}}'] for state in states] == [10, 15, 0, 7, 0, 7]
+    assert shown['spool_oldest_file_timestamp_seconds{state="incoming_ready"}'] == NOW_NS / 10**9 - 1
+    assert 'spool_oldest_file_timestamp_seconds{state="incoming_refused"}' not in shown
+    assert shown["spool_stale_temporary_files"] == 3
+    assert (shown['watch_mode{mode="poll"}'], shown['watch_mode{mode="inotify"}'], shown["watch_healthy"]) == (1, 0, 0)
+    told.scanned(Scan(), spool, "inotify", 0)
+    assert 'spool_oldest_file_timestamp_seconds{state="incoming_ready"}' not in samples(told)
+
+
+def scrapes_at_every_line(told: Metrics, act: Any) -> Iterator[dict[str, float]]:
+    """What a scrape sees at each line that metrics runs during the act: every moment that a thread could pick."""
+    seen: list[dict[str, float]] = []
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename != metrics.__file__:
+            return None
+        sys.settrace(None)
+        seen.append(samples(told))
+        sys.settrace(trace)
+        return trace
+
+    earlier = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(earlier)
+    assert len(seen) > 3
+    return iter(seen)
+
+
+def test_no_scrape_sees_a_file_from_1970_in_the_middle_of_a_scan(told: Metrics, spool: Spool) -> None:
+    for scan in (Scan(), Scan(ready=[Entry(b"a", 10, NOW_NS, 1, True, 0.0)]), Scan()):
+        for shown in scrapes_at_every_line(told, lambda scan=scan: told.scanned(scan, spool, "inotify", 0)):
+            ages = {series: value for series, value in shown.items() if series.startswith("spool_oldest")}
+            assert set(ages.values()) <= {NOW_NS / 10**9}, ages
+
+
+def test_every_scrape_sees_exactly_one_live_version(told: Metrics) -> None:
+    assert not any(series.startswith("model_") for series in samples(told))
+    told.published(make_manifest())
+    newer = make_manifest(
+        version="000043-aa", evaluation=Evaluation(num_heldout_rows=1, heldout_loss=0.25, mean_loss=1.0)
+    )
+    for shown in scrapes_at_every_line(told, lambda: told.published(newer)):
+        assert sum(series.startswith("model_info") for series in shown) == 1
+        assert shown["model_heldout_loss"] in (0.5, 0.25)
+    assert samples(told, "retraind_model_") == {
+        'model_info{version="000043-aa"}': 1, "model_heldout_loss": 0.25, "model_mean_loss": 1, "model_rows": 10,
+        "model_metrics": 2, "model_last_publish_timestamp_seconds": NOW.timestamp(),
+    }  # fmt: skip
+
+
+def test_a_refused_reload_keeps_the_time_of_the_last_good_one(told: Metrics) -> None:
+    before = samples(told)
+    told.config_reloaded(success=False)
+    assert rises(told, before) == {"config_last_reload_successful": -1}
+    told.config_reloaded(success=True)
+    assert samples(told)["config_last_reload_successful"] == 1
+
+
+def test_a_fault_is_shown_while_it_lasts(told: Metrics) -> None:
+    before = samples(told)
+    told.fault("disk", on=True)
+    assert rises(told, before) == {'fault{fault="disk"}': 1}
+    told.fault("disk", on=False)
+    assert rises(told, before) == {}
+
+
+def test_every_fault_that_the_supervisor_shows_has_its_series() -> None:
+    source = "".join(path.read_text() for path in SUPERVISOR.glob("*.py"))
+    shown = set(re.findall(r"faults\.(?:show|heal)\(\"(\w+)\"", source)) | faults.BLOCKING | set(faults.OF_WORKER)
+    assert shown == set(FAULTS)
+
+
+def test_every_code_of_the_quarantine_has_its_series(told: Metrics) -> None:
+    codes = {re.search(r'code="(\w+)"', series)[1] for series in samples(told, "retraind_quarantined_total")}
+    assert codes == {*QUARANTINE_CODES, "other"}
