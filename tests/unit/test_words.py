@@ -1,7 +1,5 @@
-"""What is said to people: the status line, the log, and what systemd is told."""
+"""What is said: the status line, and what systemd is told."""
 
-import io
-import logging
 import os
 import socket
 import time
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 from builders import NOW
 
-from retraind import events, logs
+from retraind import events
 from retraind.supervisor import status
 from retraind.supervisor.systemd import Systemd
 
@@ -58,68 +56,6 @@ def test_a_status_is_read_back_and_a_damaged_one_is_none(tmp_path: Path) -> None
         (tmp_path / status.STATUS_FILE).write_bytes(data)
         assert status.read(tmp_path) is None
     assert status.read(tmp_path / "nowhere") is None
-
-
-@pytest.fixture
-def root_logger() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-
-
-@pytest.mark.usefixtures("root_logger")
-def test_a_line_has_time_level_and_job_outside_of_the_journal() -> None:
-    stream = io.StringIO()
-    logs.setup("info", job="J1", stream=stream)
-    logging.getLogger("x").warning("took %s", "a.csv")
-    logging.getLogger("x").debug("not shown")
-    head, _, tail = stream.getvalue().partition(" ")
-    assert len(head.split(":")) == 3
-    assert tail == "warning job J1: took a.csv\n"
-
-
-@pytest.mark.usefixtures("root_logger")
-def test_in_the_journal_every_line_has_its_priority_a_traceback_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (tmp_path / "journal").open("w+") as stream:
-        info = os.fstat(stream.fileno())
-        monkeypatch.setenv("JOURNAL_STREAM", f"{info.st_dev}:{info.st_ino}")
-        logs.setup("debug", stream=stream)
-        for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
-            logging.getLogger("x").log(level, "text")
-        try:
-            raise ValueError("first\nsecond")
-        except ValueError:
-            logging.getLogger("x").exception("crashed")
-        lines = (tmp_path / "journal").read_text().splitlines()
-    assert lines[:5] == ["<7>text", "<6>text", "<4>text", "<3>text", "<2>text"]
-    assert lines[5] == "<3>crashed"
-    assert lines[-1] == "<3>second"
-    assert all(line.startswith("<3>") for line in lines[5:])
-
-
-@pytest.mark.usefixtures("root_logger")
-def test_what_a_dataset_says_can_not_steer_a_terminal_or_forge_a_line() -> None:
-    stream = io.StringIO()
-    logs.setup("info", stream=stream)
-    logging.getLogger("x").error("cell %r and %s", "\x1b[2J", "\x1b]0;title\x07\nforged")
-    first, second = stream.getvalue().splitlines()
-    assert "\x1b" not in first + second
-    assert second.split()[1:] == ["error", "forged"]
-
-
-@pytest.mark.usefixtures("root_logger")
-def test_the_level_can_be_changed_while_running() -> None:
-    stream = io.StringIO()
-    logs.setup("error", stream=stream)
-    logging.getLogger("x").info("one")
-    logs.set_level("info")
-    logging.getLogger("x").info("two")
-    assert "two" in stream.getvalue()
-    assert "one" not in stream.getvalue()
 
 
 @pytest.fixture

@@ -100,7 +100,6 @@ class Source:
             os.close(self._fd)
             raise
         self.is_gzip = raw.startswith(GZIP_MAGIC)
-        self.is_empty = not raw
         self._gzip = _Gunzip(self._read_raw, raw) if self.is_gzip else None
         self._pushed = b"" if self.is_gzip else raw
 
