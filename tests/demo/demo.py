@@ -28,6 +28,7 @@ models: {dir: models}
 state: {dir: state}
 metrics: {listen: "127.0.0.1:0"}
 intake: {quiet_seconds: 0.5, rescan_seconds: 2}
+training: {epochs: 50}  # the default of 5 is over before one can look
 """
 SHOWN = ("retraind_jobs_total", "retraind_rows", "retraind_model", "retraind_ready", "retraind_worker_exits")
 
