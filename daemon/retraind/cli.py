@@ -80,7 +80,7 @@ def build_parser() -> argparse.ArgumentParser:
     verb("preflight", "check the host and the GPU as before every job", _PREFLIGHT, json)
     verb("status", "show what the service is doing", _STATUS, json)
     jobs = verb("jobs", "list the jobs and what became of them", _JOBS, json)
-    jobs.add_argument("--limit", type=_count, default=50, metavar="N", help="show the newest N (default: 50)")
+    jobs.add_argument("--limit", type=_count, metavar="N", help="show the newest N (default: 50, with --json all)")
     requeue = verb("requeue", "put quarantined datasets back into the spool", _REQUEUE)
     which = requeue.add_mutually_exclusive_group(required=True)
     which.add_argument("job", nargs="?", metavar="JOB", help="a job id as `retraind jobs` shows it")

@@ -134,6 +134,8 @@ def test_jobs_and_models_show_what_happened(service: Service) -> None:
     assert any("good.csv" in line and str(service.live()["version"]) in line for line in lines)
     assert any("refuse.csv" in line and "malformed at line 3, column 2" in line for line in lines)
     assert len(service.command("jobs", "--limit", "1").stdout.splitlines()) == 4
+    assert len(json.loads(service.command("jobs", "--json", "--limit", "1").stdout)) == 1
+    assert len(json.loads(service.command("jobs", "--json").stdout)) == 2
     listed = json.loads(service.command("models", "--json").stdout)
     assert listed["live"] == service.live()["version"]
     assert listed["versions"][0]["dataset"]["name"] == "good.csv"

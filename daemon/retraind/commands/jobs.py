@@ -13,6 +13,9 @@ from retraind.supervisor import status as status_file
 from retraind.supervisor.ledger import read_jobs
 from retraind.supervisor.spool import Spool
 
+# A screen or two.
+_SHOWN = 50
+
 
 def _require_readable(path: Path) -> None:
     """A directory that is closed to this user must not look like an empty one."""
@@ -22,14 +25,15 @@ def _require_readable(path: Path) -> None:
         )
 
 
-def jobs(config: Config, *, as_json: bool, limit: int) -> int:
+def jobs(config: Config, *, as_json: bool, limit: int | None) -> int:
     """Lists the newest jobs, newest last."""
     _require_readable(config.state.dir)
     _require_readable(config.state.dir / "jobs")
     found = read_jobs(config.state.dir)
     if as_json:
-        screen.print_json(found)
+        screen.print_json(found if limit is None else found[-limit:])
         return 0
+    limit = limit or _SHOWN
     if not found:
         screen.print_line(f"no jobs yet: drop a file into {config.spool.dir / 'incoming'}")
         return 0
