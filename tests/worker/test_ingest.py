@@ -314,3 +314,11 @@ def test_real_telemetry_is_read_as_it_is(tmp_path, name, delimiter, num_header, 
     sums = [math.fsum(column) for column in raw.T]
     np.testing.assert_allclose(np.array(ingested.scaler.centre) * dataset.num_rows, sums, rtol=1e-10, atol=1e-9)
     np.testing.assert_allclose(cached(ingested), scale(raw, ingested.scaler), atol=2e-6)
+
+
+def test_a_refused_file_is_named_by_its_sha256_with_signs_of_life_all_the_while(tmp_path):
+    data = bytes(5 * 2**20 + 1)
+    (tmp_path / "refused.csv").write_bytes(data)
+    beats = []
+    assert ingest_module.sha256_of_dataset([tmp_path / "refused.csv"], beats.append) == hashlib.sha256(data).hexdigest()
+    assert len(beats) == 6

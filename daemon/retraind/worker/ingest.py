@@ -24,7 +24,7 @@ from retraind.errors import DataError, HostError
 from retraind.report import MAX_PROBLEMS, Dataset, IgnoredColumn, Problem, Scaler
 from retraind.worker.readers import open_reader
 from retraind.worker.readers.columns import choose_metrics, match_metrics
-from retraind.worker.readers.source import Beat, Source, open_regular
+from retraind.worker.readers.source import RAW_BYTES, Beat, Source, open_regular
 from retraind.worker.readers.tally import REASONS, Tally
 from retraind.worker.rowcache import RowCache, RowCacheWriter
 from retraind.worker.scaler import Moments, moments_of
@@ -201,11 +201,18 @@ def _sha256_of_digests(digests: list[str]) -> str:
     return hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
 
 
-def sha256_of_dataset(paths: Sequence[Path]) -> str:
-    """The sha256 that a dataset has in its report, also where its content can not be used. Reads all of it again."""
+def sha256_of_dataset(paths: Sequence[Path], beat: Beat) -> str:
+    """The sha256 that a dataset has in its report, also where its content can not be used.
+
+    Reads all of it again, which for a large file takes minutes: `beat` is called all the while and may raise.
+    """
     digests = []
     for path in paths:
+        digest = hashlib.sha256()
         fd, _ = open_regular(path)
         with os.fdopen(fd, "rb", buffering=0) as file:
-            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+            while block := file.read(RAW_BYTES):
+                digest.update(block)
+                beat(None)
+        digests.append(digest.hexdigest())
     return _sha256_of_digests(digests)

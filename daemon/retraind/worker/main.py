@@ -72,21 +72,21 @@ def answer(order: Order, emitter: Emitter) -> int:
         emitter.send(finished)
     except RetraindError as error:
         log.debug("%s", error)  # the supervisor says it, once, with what becomes of the job
-        return fail(error, emitter, _refused_sha256(error, order))
+        return fail(error, emitter, _refused_sha256(error, order, emitter))
     except Exception:
         log.exception("crashed")
         return EXIT_CRASHED
     return 0
 
 
-def _refused_sha256(error: RetraindError, order: Order) -> str:
+def _refused_sha256(error: RetraindError, order: Order, emitter: Emitter) -> str:
     """Identifies a refused dataset; one that is too large, or that can not be read now, is not read for it."""
     if not isinstance(error, DataError) or error.code == "too_large":
         return ""
     from retraind.worker.ingest import sha256_of_dataset  # noqa: PLC0415  (readers may be missing)
 
     try:
-        return sha256_of_dataset([Path(dataset) for dataset in order.datasets])
+        return sha256_of_dataset([Path(dataset) for dataset in order.datasets], emitter.beat)
     except (OSError, RetraindError):
         return ""
 
