@@ -155,12 +155,12 @@ class Attempt:
             self._faults.show(_FAULT_OF_CODE.get(error.code, "worker"), error.message)
         else:
             self._machine_works()
-            self._queue.retry_at(job.id, now + step.pause_seconds)
         if job.state is JobState.QUARANTINED:
-            self._queue.forget(job.id)
             self._filing.finish(job)
             return
         self._ledger.save(job)
+        if not step.holds_queue:
+            self._queue.retry_at(job.id, now + step.pause_seconds)
         if job.state is JobState.DEFERRED:
             self._metrics.retried(error.disposition)
             log.warning("job %s: %s: %s; next try in %.0f s", job.id, job.name, error, step.pause_seconds)

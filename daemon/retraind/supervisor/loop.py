@@ -67,6 +67,7 @@ class Loop:
         self.turned_at = time.monotonic()
         self.state, self.text = "starting", "starting"
         self._told_at = 0.0  # when the line was last told
+        self._is_told = False  # the line of this moment was told
 
     def run(self) -> None:
         """Until a stop is asked for and the worker is gone."""
@@ -115,7 +116,7 @@ class Loop:
             times.append(self._settle_at)
         if self._systemd.ping_seconds is not None:
             times.append(now + self._systemd.ping_seconds)
-        if self.state not in ("idle", "starting") or self._describe(now) != (self.state, self.text):
+        if self.state not in ("idle", "starting") or not self._is_told:
             times.append(self._told_at + _PROGRESS_SECONDS if now < self._told_at + _PROGRESS_SECONDS else now + 1)
         poller = select.poll()
         for fd in [self._wake.fd, *(child.fds() if child else [])]:
@@ -222,9 +223,10 @@ class Loop:
         self._systemd.watchdog(now)
         self._metrics.ready(not self._faults.is_blocking)
         state, text = self._describe(now)
-        if state == self.state and (text == self.text or now < self._told_at + _PROGRESS_SECONDS):
+        self._is_told = (state, text) == (self.state, self.text)
+        if self._is_told or (state == self.state and now < self._told_at + _PROGRESS_SECONDS):
             return
-        self.state, self.text, self._told_at = state, text, now
+        self.state, self.text, self._told_at, self._is_told = state, text, now, True
         self._systemd.status(text)
         job = self._attempt.job
         current = status.Status(

@@ -79,12 +79,9 @@ class Queue:
         return min(due, key=lambda job: job.id, default=None) or self._claim_next(now)
 
     def retry_at(self, job_id: str, when: float) -> None:
-        """Keeps an open job back until then."""
+        """Keeps an open job back until then. What is known of ended jobs goes, whichever way they ended."""
+        self._due = {known: at for known, at in self._due.items() if known in self._ledger.open_jobs}
         self._due[job_id] = when
-
-    def forget(self, job_id: str) -> None:
-        """The job has ended."""
-        self._due.pop(job_id, None)
 
     def next_try(self, now: float) -> float | None:
         """The earliest time at which an open job that waits may be taken; None when none waits."""
