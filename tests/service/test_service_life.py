@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 import urllib.error
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -128,15 +129,27 @@ def test_a_broken_configuration_at_start_ends_with_78_and_every_error(make_servi
     assert "Traceback" not in log
 
 
-def test_a_port_that_is_taken_is_waited_for(make_service) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        service = make_service(metrics={"listen": f"127.0.0.1:{holder.getsockname()[1]}"})
-        service.start(wait=False)
-        eventually(lambda: any("port_taken" in line for line in service.notifications()), "it is told")
-        assert "READY=1" not in service.notifications()
-        assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in service.notifications())
+@pytest.fixture
+def holder() -> Iterator[socket.socket]:
+    """Somebody else's server on a port."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener
+
+
+def _start_on_port_of(holder: socket.socket, make_service) -> Service:
+    service = make_service(metrics={"listen": f"127.0.0.1:{holder.getsockname()[1]}"})
+    service.start(wait=False)
+    eventually(lambda: any("port_taken" in line for line in service.notifications()), "it is told")
+    return service
+
+
+def test_a_port_that_is_taken_is_waited_for(make_service, holder: socket.socket) -> None:
+    service = _start_on_port_of(holder, make_service)
+    assert "READY=1" not in service.notifications()
+    assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in service.notifications())
+    holder.close()
     eventually(lambda: "READY=1" in service.notifications(), "READY once the port is free")
 
 
@@ -151,14 +164,8 @@ def test_a_models_directory_that_can_not_be_made_is_waited_for(make_service) -> 
     service.wait_for_state("a.csv", "published")
 
 
-def test_a_stop_while_waiting_for_the_port_ends_cleanly(make_service) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        service = make_service(metrics={"listen": f"127.0.0.1:{holder.getsockname()[1]}"})
-        service.start(wait=False)
-        eventually(lambda: any("port_taken" in line for line in service.notifications()))
-        assert service.stop() == 0
+def test_a_stop_while_waiting_for_the_port_ends_cleanly(make_service, holder: socket.socket) -> None:
+    assert _start_on_port_of(holder, make_service).stop() == 0
 
 
 def test_a_scrape_during_training_shows_the_job_and_none_of_it_afterwards(service: Service) -> None:

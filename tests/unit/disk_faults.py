@@ -68,3 +68,18 @@ def write_at_most(num_bytes: int, patch: pytest.MonkeyPatch) -> None:
     """Every write takes no more than this at once, as a nearly full disk does."""
     write = os.write
     patch.setattr(os, "write", lambda fd, data: write(fd, bytes(data)[:num_bytes]))
+
+
+def synced(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> list[str]:
+    """The paths that were fsynced, in order, by the name that each had at that moment."""
+    paths: list[str] = []
+    fsync = os.fsync
+
+    def record(fd: int) -> None:
+        paths.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", record)
+        action()
+    return paths

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import disk_faults
 import pytest
-from disk_faults import DiskFault
+from disk_faults import DiskFault, synced
 
 from retraind import fsio
 
@@ -126,21 +126,6 @@ def test_short_writes_are_carried_on_with(
         disk_faults.write_at_most(3, patch)
         write(tmp_path / "file", NEW)
     assert (tmp_path / "file").read_bytes() == NEW
-
-
-def synced(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> list[str]:
-    """The paths that were fsynced, in order, by the name that each had at that moment."""
-    paths: list[str] = []
-    fsync = os.fsync
-
-    def record(fd: int) -> None:
-        paths.append(os.readlink(f"/proc/self/fd/{fd}"))
-        fsync(fd)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", record)
-        action()
-    return paths
 
 
 def test_an_atomic_write_syncs_the_file_and_then_its_directory(old_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from builders import JOB_ID, LATER, NOW, OTHER_ID, make_candidate
-from disk_faults import CODES, DiskFault, any_change
+from disk_faults import CODES, DiskFault, any_change, synced
 
 from retraind import fsio
 from retraind.errors import PublishError
@@ -186,16 +186,7 @@ def test_a_fault_at_any_step_leaves_the_live_version_whole_and_a_retry_works(
 def test_a_retry_syncs_what_an_earlier_try_could_not(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
     """All is in place after the first try, but a power cut could still undo it: the retry makes it durable."""
     publish(publisher, b"one")
-    paths: list[str] = []
-    fsync = os.fsync
-
-    def record(fd: int) -> None:
-        paths.append(os.readlink(f"/proc/self/fd/{fd}"))
-        fsync(fd)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", record)
-        publish(publisher, b"one")
+    paths = synced(monkeypatch, lambda: publish(publisher, b"one"))
     assert paths == [str(publisher.versions_dir), str(publisher.home), str(publisher.models_dir)]
 
 

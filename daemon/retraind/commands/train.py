@@ -33,7 +33,7 @@ def train(config: Config, files: list[Path], *, as_json: bool) -> int:
     publisher.open()
     job = new_job(files, datetime.now(UTC))
     with tempfile.TemporaryDirectory(prefix="retraind-") as work:
-        _attempt_until_done(job, config, [file.absolute() for file in files], Path(work), quiet=as_json)
+        _attempt_until_done(job, config, files, Path(work), quiet=as_json)
         candidate = typed_json.decode((Path(work) / "candidate.json").read_bytes(), Candidate)
         reasons = gate.judge(candidate, config.gate)
         if reasons:
