@@ -14,6 +14,10 @@ PROTOCOL = 1
 # The longest legal line: `ingested` names every column, a constant one twice, and a header may be 1 MiB of names.
 MAX_LINE_BYTES = 4 * 2**20
 
+# What a preflight looks at and what it may say: closed sets, since both become labels of a metric.
+CHECKS = ("host.memory", "host.disk", "host.shm", "host.cpu", "gpu.present")
+CHECK_STATUSES = ("pass", "warn", "fail", "skip", "unknown")
+
 
 class ProtocolError(Exception):
     """The peer sent something that is not an event."""
@@ -37,7 +41,7 @@ class Stage(Event, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One preflight check: status is pass, warn, fail, skip or unknown."""
+    """One preflight check: a name of CHECKS, a status of CHECK_STATUSES."""
 
     name: str
     status: str

@@ -95,6 +95,9 @@ channel = connect()
 send("hello", pid=os.getpid(), python="fake")
 with (spool / "trained.log").open("a") as log:  # what the tests count
     log.write(f"{name.decode('utf-8', 'backslashreplace')} {order['attempt']}\n")
+send("stage", name="preflight")
+gpu_status = "fail" if behaviour == "host" and not (spool / "healed").exists() else "skip"
+send("checked", checks=[{"name": "gpu.present", "status": gpu_status, "message": "no GPU"}])
 send("stage", name="ingest")
 match behaviour:
     case "kill":

@@ -187,12 +187,15 @@ def test_a_machine_fault_defers_uses_no_attempt_and_heals_by_itself(service: Ser
     text = eventually(lambda: str(service.status()["text"]) if service.status()["faults"] else "")
     assert text.startswith("deferred: gpu.present: no GPU; next try in")
     assert service.metric("retraind_fault", fault="preflight") == 1
+    assert service.metric("retraind_preflight_check", check="gpu.present", status="fail") == 1
     service.drop("other.csv")
     (service.spool / "healed").touch()
     job = service.wait_for_state("host.csv", "published")
     assert job["attempts"] == 1
     service.wait_for_state("other.csv", "published")
     assert service.metric("retraind_fault", fault="preflight") == 0
+    assert service.metric("retraind_preflight_check", check="gpu.present", status="fail") == 0
+    assert service.metric("retraind_preflight_check", check="gpu.present", status="skip") == 1
     assert service.names("quarantine") == []
 
 

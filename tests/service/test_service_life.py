@@ -187,7 +187,12 @@ def test_a_scrape_during_training_shows_the_job_and_none_of_it_afterwards(servic
     assert service.metric("retraind_rows_used_total") == 10
     assert service.metric("retraind_rows_dropped_total", reason="missing") == 1
     assert service.metric("retraind_unknown_events_total") == 1
+    assert service.metric("retraind_steps_total") == 5
     assert service.metric("retraind_model_heldout_loss") == 0.5
+    assert service.metric("retraind_model_device", device="cpu") == 1
+    for directory in ("spool", "models", "state"):
+        free = service.metric("retraind_disk_free_bytes", directory=directory)
+        assert 0 < free < service.metric("retraind_disk_size_bytes", directory=directory)
     assert service.metric("retraind_stage_duration_seconds_count", stage="publish") == 1
     assert service.metric("retraind_job_last_success_timestamp_seconds") > time.time() - 3600
 

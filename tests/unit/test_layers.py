@@ -33,7 +33,7 @@ DOORS = {
     "yaml": ("config_file",),
     "watchdog": ("supervisor.wake",),
     "sdnotify": ("supervisor.systemd",),
-    "prometheus_client": ("supervisor.metrics",),
+    "prometheus_client": ("supervisor.series",),
     "rich": ("commands.screen",),
     "numpy": ("worker.",),
     "pandas": ("worker.",),

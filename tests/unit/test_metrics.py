@@ -1,6 +1,7 @@
 """What a scrape sees: the frozen names, values that come and go, and numbers that no well-behaved worker sends."""
 
 import gzip
+import os
 import re
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from builders import JOB_ID, NOW, make_candidate, make_dataset
+from builders import JOB_ID, NOW, make_candidate, make_dataset, make_training
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from retraind import events
@@ -19,8 +20,9 @@ from retraind.errors import QUARANTINE_CODES, Disposition
 from retraind.report import Evaluation, Manifest
 from retraind.supervisor import faults, metrics
 from retraind.supervisor.intake import Entry, Scan
-from retraind.supervisor.metrics import FAULTS, Metrics
+from retraind.supervisor.metrics import DIRECTORIES, FAULTS, Metrics
 from retraind.supervisor.spool import Spool
+from retraind.worker import preflight
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "metrics.txt"
 SUPERVISOR = Path(metrics.__file__).parent
@@ -72,6 +74,7 @@ def live_a_life(told: Metrics, spool: Spool) -> None:
     """Everything that is there only at times is there."""
     (spool.done / "a.csv").touch()
     told.scanned(Scan(), spool, "inotify", 1)
+    told.disks_seen(dict.fromkeys(DIRECTORIES, spool.root))
     told.started()
     told.progress(make_progress())
     told.published(make_manifest())
@@ -165,6 +168,8 @@ def test_words_that_are_in_no_table_make_no_series(told: Metrics) -> None:
     told.job_ended("quarantined", "malformed", 0.0)
     told.retried(Disposition.QUARANTINE)
     told.progress(make_progress(device="tpu"))
+    told.checked([events.Check(name="unheard_of", status="fail", message="")])
+    told.checked([events.Check(name="host.cpu", status="unheard_of", message="")])
     told.worker_ended("finished", 0)
     after = samples(told)
     assert after.keys() == before.keys()
@@ -231,6 +236,58 @@ def test_the_spool_is_told_by_state(told: Metrics, spool: Spool) -> None:
     assert 'spool_oldest_file_timestamp_seconds{state="incoming_ready"}' not in samples(told)
 
 
+def test_a_filesystem_is_told_as_it_is_and_one_that_can_not_be_asked_has_no_series(told: Metrics, spool: Spool) -> None:
+    facts = os.statvfs(spool.root)
+    told.disks_seen({"spool": spool.root, "models": spool.root, "state": spool.root / "gone"})
+    shown = samples(told, "retraind_disk_")
+    assert {series for series in shown if "free" in series} == {
+        'disk_free_bytes{directory="spool"}', 'disk_free_bytes{directory="models"}',
+    }  # fmt: skip
+    assert shown['disk_size_bytes{directory="spool"}'] == facts.f_blocks * facts.f_frsize
+    assert 0 < shown['disk_free_bytes{directory="spool"}'] < shown['disk_size_bytes{directory="spool"}']
+    told.disks_seen(dict.fromkeys(DIRECTORIES, spool.root / "gone"))
+    assert samples(told, "retraind_disk_") == {}
+
+
+def test_the_last_preflight_says_one_thing_of_each_check(told: Metrics) -> None:
+    before = samples(told)
+    gpu = events.Check(name="gpu.present", status="fail", message="")
+    told.checked([gpu, events.Check(name="host.disk", status="warn", message="")])
+    assert rises(told, before) == {
+        'preflight_check{check="gpu.present",status="fail"}': 1, 'preflight_check{check="host.disk",status="warn"}': 1,
+    }  # fmt: skip
+    passed = events.Check(name="gpu.present", status="pass", message="")
+    for shown in scrapes_at_every_line(told, lambda: told.checked([passed])):
+        assert sum(value for series, value in shown.items() if "gpu.present" in series) == 1
+    assert rises(told, before) == {'preflight_check{check="gpu.present",status="pass"}': 1}
+
+
+def test_every_check_of_a_worker_is_in_the_closed_set(tmp_path: Path) -> None:
+    facts = preflight.gather(tmp_path, tmp_path)
+    checks = preflight.verdicts(facts, "auto", tmp_path, 0)
+    assert tuple(check.name for check in checks) == events.CHECKS
+    source = Path(preflight.__file__).read_text()
+    assert set(re.findall(r"[\"'](pass|warn|fail|skip|unknown)[\"']", source)) == set(events.CHECK_STATUSES)
+
+
+def test_steps_are_counted_with_those_that_were_skipped(told: Metrics) -> None:
+    before = samples(told)
+    told.trained(make_training(num_steps=40, num_skipped_steps=3))
+    told.trained(make_training(num_steps=-1, num_skipped_steps=HUGE))
+    assert rises(told, before) == {"steps_total": 40, "skipped_steps_total": 3 + 2.0**63}
+
+
+@pytest.mark.parametrize(
+    ("device", "shown"),
+    [("cpu", {"cpu": 1, "cuda": 0}), ("cuda:0", {"cpu": 0, "cuda": 1}), ("tpu", {"cpu": 0, "cuda": 0})],
+)
+def test_the_live_version_was_trained_on_one_device(told: Metrics, device: str, shown: dict[str, int]) -> None:
+    told.published(make_manifest(training=make_training(device=device)))
+    assert samples(told, "retraind_model_device") == {
+        f'model_device{{device="{name}"}}': n for name, n in shown.items()
+    }
+
+
 def scrapes_at_every_line(told: Metrics, act: Any) -> Iterator[dict[str, float]]:
     """What a scrape sees at each line that metrics runs during the act: every moment that a thread could pick."""
     seen: list[dict[str, float]] = []
@@ -270,7 +327,8 @@ def test_every_scrape_sees_exactly_one_live_version(told: Metrics) -> None:
         assert sum(series.startswith("model_info") for series in shown) == 1
         assert shown["model_heldout_loss"] in (0.5, 0.25)
     assert samples(told, "retraind_model_") == {
-        'model_info{version="000043-aa"}': 1, "model_heldout_loss": 0.25, "model_mean_loss": 1, "model_rows": 10,
+        'model_info{version="000043-aa"}': 1, 'model_device{device="cpu"}': 1, 'model_device{device="cuda"}': 0,
+        "model_heldout_loss": 0.25, "model_mean_loss": 1, "model_rows": 10,
         "model_metrics": 2, "model_last_publish_timestamp_seconds": NOW.timestamp(),
     }  # fmt: skip
 

@@ -105,6 +105,7 @@ class Attempt:
             case events.Progress():
                 self._metrics.progress(event)
             case events.Checked(checks=checks):
+                self._metrics.checked(checks)
                 for check in checks:
                     if check.status in ("warn", "fail"):
                         log.warning("job %s: %s: %s. %s", self.job.id, check.name, check.message, check.remedy)
@@ -134,6 +135,9 @@ class Attempt:
         elif outcome.error is None or self._ledger.candidate(job.id) is not None:
             self._machine_works()
             self._ledger.save(advance(job, JobState.TRAINED, datetime.now(UTC)))
+            candidate = self._ledger.candidate(job.id)
+            if candidate is not None:
+                self._metrics.trained(candidate.training)
         else:
             job = msgspec.structs.replace(job, sha256=outcome.sha256 or job.sha256)
             self._after_error(job, outcome.error, config, now)

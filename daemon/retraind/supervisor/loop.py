@@ -57,6 +57,7 @@ class Loop:
         self._config, self._config_path = config, config_path
         self._spool, self._ledger, self._publisher = spool, ledger, publisher
         self._metrics, self._faults, self._systemd, self._wake = metrics, faults, systemd, wake
+        self._directories = {"spool": spool.root, "models": publisher.models_dir, "state": ledger.state_dir}
         self._queue = Queue(config, spool, ledger, wake, metrics)
         self._filing = Filing(spool, ledger, publisher, metrics)
         self._attempt = Attempt(spool, ledger, self._queue, self._filing, faults, metrics)
@@ -202,6 +203,7 @@ class Loop:
             self._faults.heal("spool")
         except (HostError, OSError) as error:
             self._faults.show("spool", error.message if isinstance(error, HostError) else str(error))
+        self._metrics.disks_seen(self._directories)
         if self._filing.trained() is None:
             try:
                 self._publisher.check()

@@ -1,30 +1,31 @@
-"""Every metric of the service, in a registry of its own. The only importer of prometheus_client.
+"""Every metric of the service: its name, its text, and what the loop says that moves it.
 
 Names are retraind_ + subject + unit; label values come from closed sets and stand at 0 from the start, so that a rate
 is right from the first event and nothing that a dataset says can make a new series. The loop's thread writes; scrapes
 read from memory only. Values of a running job are removed when it ends: no stale series, no NaN.
 """
 
-import gzip
 import math
+import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
 
 from retraind import __version__, events
 from retraind.errors import QUARANTINE_CODES, Disposition
-from retraind.report import Manifest
+from retraind.report import Manifest, TrainingReport
 from retraind.supervisor.intake import Scan
+from retraind.supervisor.series import Registry
 from retraind.supervisor.spool import Spool, Usage, count
 
 STAGES = ("preflight", "ingest", "import", "train", "evaluate", "publish")
 RESULTS = ("published", "duplicate", "rejected", "quarantined")
 FAULTS = ("spool", "models", "state", "port", "filing", "config", "preflight", "disk", "worker")
+DEVICES = ("cpu", "cuda")
+DIRECTORIES = ("spool", "models", "state")
 DROP_REASONS = ("missing", "non_finite", "not_a_number", "ragged", "malformed", "truncated_tail", "other")
 EXIT_REASONS = ("finished", "failed", "interrupted", "crashed", "killed", "silent", "timeout", "protocol")
 RETRIES = {
@@ -33,129 +34,87 @@ RETRIES = {
     Disposition.RETRY_FLOAT32: "float32",
     Disposition.DEFER: "machine",
 }
-# From a file of 300 rows to a day of training.
-_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0, 14_400.0, 86_400.0)
 # More than any count that is meant: a number of a worker gone mad must end neither the loop nor every later scrape.
 _MAX_NUMBER = 2.0**63
-
-disable_created_metrics()  # type: ignore[no-untyped-call]
-
-
-class _Optional(Collector):
-    """Gauges that are there only while they have a value. The dict is replaced whole: a scrape sees one moment."""
-
-    def __init__(self, subject: str, texts: Mapping[str, str]) -> None:
-        self._subject, self._texts = subject, texts
-        self.values: Mapping[str, float] = {}
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        values = self.values
-        for name, text in self._texts.items():
-            if name in values:
-                yield GaugeMetricFamily(f"retraind_{self._subject}_{name}", text, value=values[name])
-
-
-class _Series(Collector):
-    """A gauge of one label whose series come and go. The dict is replaced whole: none is ever seen half made."""
-
-    def __init__(self, name: str, text: str, label: str) -> None:
-        self._name, self._text, self._label = f"retraind_{name}", text, label
-        self.values: Mapping[str, float] = {}
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily(self._name, self._text, labels=(self._label,))
-        for label_value, value in self.values.items():
-            family.add_metric((label_value,), value)
-        yield family
 
 
 class Metrics:
     """The metrics as the loop speaks of them; `render` is what a scrape gets."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        self._service_metrics()
-        self._spool_metrics()
-        self._job_metrics()
-        self._model_metrics()
+        self._made = Registry()
+        self.registry, self.render = self._made.registry, self._made.render
+        self._service_metrics(self._made)
+        self._spool_metrics(self._made)
+        self._job_metrics(self._made)
+        self._training_metrics(self._made)
+        self._model_metrics(self._made)
         self._num_events_seen = 0
         self._num_bad_records_seen = 0
 
-    def _gauge(self, name: str, text: str, labels: Mapping[str, tuple[str, ...]] | None = None) -> Gauge:
-        gauge = Gauge(f"retraind_{name}", text, tuple(labels or ()), registry=self.registry)
-        for label, values in (labels or {}).items():
-            for value in values:
-                gauge.labels(**{label: value}).set(0)
-        return gauge
-
-    def _counter(self, name: str, text: str, labels: Mapping[str, tuple[str, ...]] | None = None) -> Counter:
-        counter = Counter(f"retraind_{name}", text, tuple(labels or ()), registry=self.registry)
-        for label, values in (labels or {}).items():
-            for value in values:
-                counter.labels(**{label: value})
-        return counter
-
-    def _histogram(self, name: str, text: str, labels: Mapping[str, tuple[str, ...]] | None = None) -> Histogram:
-        histogram = Histogram(f"retraind_{name}", text, tuple(labels or ()), buckets=_SECONDS, registry=self.registry)
-        for label, values in (labels or {}).items():
-            for value in values:
-                histogram.labels(**{label: value})
-        return histogram
-
-    def _service_metrics(self) -> None:
-        build = Gauge("retraind_build_info", "Version of the service.", ("version", "python"), registry=self.registry)
-        build.labels(__version__, platform.python_version()).set(1)
-        self._ready = self._gauge("ready", "1 when spool, state, models directory and port are usable.")
-        self._fault = self._gauge("fault", "1 while this fault of the machine is being waited out.", {"fault": FAULTS})
-        self._reload_success = self._gauge("config_last_reload_successful", "1 when the last reload was accepted.")
+    def _service_metrics(self, make: Registry) -> None:
+        make.info("build_info", "Version of the service.", version=__version__, python=platform.python_version())
+        self._ready = make.gauge("ready", "1 when spool, state, models directory and port are usable.")
+        self._fault = make.gauge("fault", "1 while this fault of the machine is being waited out.", {"fault": FAULTS})
+        self._reload_success = make.gauge("config_last_reload_successful", "1 when the last reload was accepted.")
         self._reload_success.set(1)
-        self._reload_at = self._gauge(
+        self._reload_at = make.gauge(
             "config_last_reload_success_timestamp_seconds", "When a configuration was last accepted."
         )
         self._reload_at.set_to_current_time()
-        self._bad_records = self._counter("bad_records", "Job records that could not be read and were put aside.")
+        self._bad_records = make.counter("bad_records", "Job records that could not be read and were put aside.")
+        self._disk_free = make.changing(
+            "disk_free_bytes", "What the service can still write to the filesystem of a directory.", "directory"
+        )
+        self._disk_size = make.changing("disk_size_bytes", "Size of the filesystem of a directory.", "directory")
 
-    def _spool_metrics(self) -> None:
+    def _spool_metrics(self, make: Registry) -> None:
         states = ("incoming_settling", "incoming_ready", "incoming_refused", "active", "done", "quarantine")
-        self._spool_files = self._gauge("spool_files", "Files in the spool by state.", {"state": states})
-        self._spool_bytes = self._gauge("spool_bytes", "Bytes in the spool by state.", {"state": states})
-        self._spool_oldest = _Series(
+        self._spool_files = make.gauge("spool_files", "Files in the spool by state.", {"state": states})
+        self._spool_bytes = make.gauge("spool_bytes", "Bytes in the spool by state.", {"state": states})
+        self._spool_oldest = make.changing(
             "spool_oldest_file_timestamp_seconds",
             "Modification time of the oldest file by state; absent when there is none.",
             "state",
         )
-        self.registry.register(self._spool_oldest)
-        self._stale_temporaries = self._gauge(
+        self._stale_temporaries = make.gauge(
             "spool_stale_temporary_files", "Temporary names in incoming/ older than 36 hours."
         )
-        self._scans = self._counter("scans", "Scans of incoming/.")
-        self._watch_events = self._counter("watch_events", "inotify events on incoming/.")
-        self._watch_mode = self._gauge(
+        self._scans = make.counter("scans", "Scans of incoming/.")
+        self._watch_events = make.counter("watch_events", "inotify events on incoming/.")
+        self._watch_mode = make.gauge(
             "watch_mode", "1 for the way in which incoming/ is watched.", {"mode": ("inotify", "poll")}
         )
-        self._watch_healthy = self._gauge(
+        self._watch_healthy = make.gauge(
             "watch_healthy", "1 when inotify watches incoming/, 0 while the scan alone does."
         )
 
-    def _job_metrics(self) -> None:
-        self._jobs = self._counter("jobs", "Ended jobs by result.", {"result": RESULTS})
+    def _job_metrics(self, make: Registry) -> None:
+        self._jobs = make.counter("jobs", "Ended jobs by result.", {"result": RESULTS})
         codes = (*QUARANTINE_CODES, "other")
-        self._quarantined = self._counter("quarantined", "Quarantined datasets by code.", {"code": codes})
+        self._quarantined = make.counter("quarantined", "Quarantined datasets by code.", {"code": codes})
         retries = tuple(RETRIES.values())
-        self._retries = self._counter("job_retries", "Attempts that are to be repeated, by cause.", {"cause": retries})
-        self._job_seconds = self._histogram("job_duration_seconds", "From the claim of a dataset to its end.")
-        self._stage_seconds = self._histogram(
+        self._retries = make.counter("job_retries", "Attempts that are to be repeated, by cause.", {"cause": retries})
+        self._job_seconds = make.histogram("job_duration_seconds", "From the claim of a dataset to its end.")
+        self._stage_seconds = make.histogram(
             "stage_duration_seconds", "Duration of completed stages.", {"stage": STAGES}
         )
-        self._rows_used = self._counter("rows_used", "Rows that were used for training.")
-        self._rows_dropped = self._counter("rows_dropped", "Rows that were not used.", {"reason": DROP_REASONS})
-        self._exits = self._counter("worker_exits", "Ended workers by reason.", {"reason": EXIT_REASONS})
-        self._peak = self._gauge("worker_peak_memory_bytes", "Greatest resident size of the last worker that finished.")
-        self._unknown_events = self._counter("unknown_events", "Events from workers that were not understood.")
-        self._active = self._gauge("job_active", "1 while a worker runs.")
-        self._device = self._gauge("job_device", "1 for the device of the running job.", {"device": ("cpu", "cuda")})
-        self._current = _Optional(
+
+    def _training_metrics(self, make: Registry) -> None:
+        self._checks = make.changing(
+            "preflight_check", "1 for what the last preflight before a job said of each check.", "check", "status"
+        )
+        self.checked(())
+        self._rows_used = make.counter("rows_used", "Rows that were used for training.")
+        self._rows_dropped = make.counter("rows_dropped", "Rows that were not used.", {"reason": DROP_REASONS})
+        self._steps = make.counter("steps", "Training steps of finished attempts, those that were skipped included.")
+        self._skipped_steps = make.counter("skipped_steps", "Steps skipped because mixed precision overflowed.")
+        self._exits = make.counter("worker_exits", "Ended workers by reason.", {"reason": EXIT_REASONS})
+        self._peak = make.gauge("worker_peak_memory_bytes", "Greatest resident size of the last worker that finished.")
+        self._unknown_events = make.counter("unknown_events", "Events from workers that were not understood.")
+        self._active = make.gauge("job_active", "1 while a worker runs.")
+        self._device = make.gauge("job_device", "1 for the device of the running job.", {"device": DEVICES})
+        self._current = make.optional(
             "job",
             {
                 "epoch": "Running epoch; absent when no job trains.",
@@ -164,13 +123,14 @@ class Metrics:
                 "loss": "Running mean of the training loss; absent when no job trains.",
             },
         )
-        self.registry.register(self._current)
 
-    def _model_metrics(self) -> None:
-        self._publish_failures = self._counter("publish_failures", "Publications that failed and are tried again.")
-        self._info = _Series("model_info", "The live version.", "version")
-        self.registry.register(self._info)
-        self._live = _Optional(
+    def _model_metrics(self, make: Registry) -> None:
+        self._publish_failures = make.counter("publish_failures", "Publications that failed and are tried again.")
+        self._info = make.changing("model_info", "The live version.", "version")
+        self._model_device = make.changing(
+            "model_device", "1 for the device on which the live version was trained.", "device"
+        )
+        self._live = make.optional(
             "model",
             {
                 "heldout_loss": "Held-out loss of the live version.",
@@ -180,9 +140,7 @@ class Metrics:
                 "last_publish_timestamp_seconds": "When the live version was published.",
             },
         )
-        self._last = _Optional("job", {"last_success_timestamp_seconds": "When a job last ended published."})
-        self.registry.register(self._live)
-        self.registry.register(self._last)
+        self._last = make.optional("job", {"last_success_timestamp_seconds": "When a job last ended published."})
 
     # What the loop tells, in the order of a service's life.
 
@@ -220,7 +178,18 @@ class Metrics:
         for state, usage in usages.items():
             self._spool_files.labels(state).set(usage.num_files)
             self._spool_bytes.labels(state).set(usage.num_bytes)
-        self._spool_oldest.values = {state: u.oldest for state, u in usages.items() if u.oldest is not None}
+        self._spool_oldest.values = {(state,): u.oldest for state, u in usages.items() if u.oldest is not None}
+
+    def disks_seen(self, directories: Mapping[str, Path]) -> None:
+        """Asks the filesystems, one system call each. One that can not tell has no series rather than an old value."""
+        free: dict[tuple[str, ...], float] = {}
+        size: dict[tuple[str, ...], float] = {}
+        for name in DIRECTORIES:
+            with suppress(OSError):
+                facts = os.statvfs(directories[name])
+                free[name,] = float(facts.f_bavail * facts.f_frsize)
+                size[name,] = float(facts.f_blocks * facts.f_frsize)
+        self._disk_free.values, self._disk_size.values = free, size
 
     def started(self) -> None:
         self._active.set(1)
@@ -228,6 +197,12 @@ class Metrics:
     def stage_ended(self, stage: str, seconds: float) -> None:
         if stage in STAGES:
             self._stage_seconds.labels(stage).observe(seconds)
+
+    def checked(self, checks: Iterable[events.Check]) -> None:
+        """One preflight. A check or a status that is in no table makes no series."""
+        said = {check.name: check.status for check in checks}
+        pairs = product(events.CHECKS, events.CHECK_STATUSES)
+        self._checks.values = {(name, status): float(said.get(name) == status) for name, status in pairs}
 
     def rows_seen(self, num_used: int, num_dropped: Mapping[str, int]) -> None:
         self._rows_used.inc(_bounded(num_used))
@@ -239,7 +214,7 @@ class Metrics:
         if event.loss is not None and math.isfinite(event.loss):
             values["loss"] = event.loss
         self._current.values = {name: _bounded(value) for name, value in values.items()}
-        for device in ("cpu", "cuda"):
+        for device in DEVICES:
             self._device.labels(device).set(device == event.device.partition(":")[0])
 
     def worker_ended(self, reason: str, peak_bytes: int) -> None:
@@ -248,9 +223,14 @@ class Metrics:
         if peak_bytes:
             self._peak.set(_bounded(peak_bytes))
         self._active.set(0)
-        for device in ("cpu", "cuda"):
+        for device in DEVICES:
             self._device.labels(device).set(0)
         self._current.values = {}
+
+    def trained(self, training: TrainingReport) -> None:
+        """An attempt that came to its end."""
+        self._steps.inc(_bounded(training.num_steps))
+        self._skipped_steps.inc(_bounded(training.num_skipped_steps))
 
     def unknown_events(self, number: int) -> None:
         self._unknown_events.inc(number)
@@ -264,7 +244,9 @@ class Metrics:
 
     def published(self, manifest: Manifest) -> None:
         """The live version, now or found at the start."""
-        self._info.values = {manifest.version: 1}
+        self._info.values = {(manifest.version,): 1}
+        trained_on = manifest.training.device.partition(":")[0]
+        self._model_device.values = {(device,): float(device == trained_on) for device in DEVICES}
         self._live.values = {
             "heldout_loss": manifest.evaluation.heldout_loss,
             "mean_loss": manifest.evaluation.mean_loss,
@@ -281,17 +263,6 @@ class Metrics:
         if result == "quarantined":
             self._quarantined.labels(code if code in QUARANTINE_CODES else "other").inc()
 
-    def render(self, accept: str, accept_encoding: str) -> tuple[bytes, str, str | None]:
-        """Body, content type and content encoding for a scrape's Accept and Accept-Encoding headers."""
-        try:
-            encoder, content_type = choose_encoder(accept if accept.isprintable() else "")
-        except (TypeError, ValueError):  # "version=x": the library compares its parts as numbers
-            encoder, content_type = choose_encoder("")
-        body = encoder(self.registry)
-        if _takes_gzip(accept_encoding):
-            return gzip.compress(body, compresslevel=1), content_type, "gzip"
-        return body, content_type, None
-
 
 def _total(usages: list[Usage]) -> Usage:
     times = [usage.oldest for usage in usages if usage.oldest is not None]
@@ -301,12 +272,3 @@ def _total(usages: list[Usage]) -> Usage:
 
 def _bounded(number: float) -> float:
     return float(min(max(number, 0), _MAX_NUMBER))
-
-
-def _takes_gzip(accept_encoding: str) -> bool:
-    """RFC 9110: a weight of 0 means "not this one"."""
-    for coding in accept_encoding.lower().replace(" ", "").split(","):
-        name, _, weight = coding.partition(";")
-        if name == "gzip":
-            return weight.rstrip("0.") != "q="
-    return False
