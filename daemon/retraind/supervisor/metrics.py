@@ -42,13 +42,13 @@ class Metrics:
     """The metrics as the loop speaks of them; `render` is what a scrape gets."""
 
     def __init__(self) -> None:
-        self._made = Registry()
-        self.registry, self.render = self._made.registry, self._made.render
-        self._service_metrics(self._made)
-        self._spool_metrics(self._made)
-        self._job_metrics(self._made)
-        self._training_metrics(self._made)
-        self._model_metrics(self._made)
+        make = Registry()
+        self.registry, self.render = make.registry, make.render
+        self._service_metrics(make)
+        self._spool_metrics(make)
+        self._job_metrics(make)
+        self._training_metrics(make)
+        self._model_metrics(make)
         self._num_events_seen = 0
         self._num_bad_records_seen = 0
 
