@@ -1,7 +1,7 @@
 """The command line: arguments and exit statuses, nothing else. Each verb's work is in commands/, imported when asked.
 
-Exit statuses follow sysexits.h: 0 done, 64 usage, 65 the dataset, 69 the machine, 70 training, 75 interrupted,
-78 the configuration; 1 is the gate's rejection or a warning, 2 a failed preflight.
+Exit statuses follow sysexits.h where it has a fitting one. The help and the manual are made from EXIT_STATUSES and
+from the parser: what is said of a command is said here.
 """
 
 import argparse
@@ -19,16 +19,21 @@ from retraind.printable import printable
 
 DEFAULT_CONFIG = Path("/etc/retraind/retraind.yaml")
 _EXIT_USAGE = 64
-_EXIT_STATUSES = """\
-exit status:
-  0   done
-  64  the arguments do not make sense, or name what does not exist
-  65  the dataset can not be used: the message says where and why
-  69  the machine can not do it now: a path, a port, memory, a missing package
-  70  training failed            71  memory ran out
-  73  the model could not be put in place
-  75  interrupted                78  the configuration has errors
-"""
+EXIT_STATUSES = {
+    0: "done",
+    1: "the gate rejected the model (`train`), or something is to be warned of (`preflight`)",
+    2: "a job would be deferred (`preflight`)",
+    64: "the arguments do not make sense, or name what does not exist",
+    65: "the dataset can not be used: the message says where and why",
+    69: "the machine can not do it now: a path, a port, memory, a missing package; no service runs (`status`)",
+    70: "training failed, or its process was lost",
+    71: "memory ran out",
+    73: "the model could not be put in place",
+    74: "the dataset was written to while it was read",
+    75: "interrupted at a safe point",
+    78: "the configuration has errors",
+    130: "interrupted by Ctrl-C where there is no safe point to wait for",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -53,10 +58,11 @@ def build_parser() -> argparse.ArgumentParser:
     json = _Parser(add_help=False)
     json.add_argument("--json", action="store_true", help="print JSON on standard output, for scripts")
     parser = _Parser(
-        prog="retraind", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EXIT_STATUSES,
+        prog="retraind", formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="\n".join(["exit status:", *(f"  {status:<5}{meaning}" for status, meaning in EXIT_STATUSES.items())]),
         description="Retrains an autoencoder on telemetry files and publishes its weights atomically.",
     )  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"retraind {__version__}")
+    parser.add_argument("--version", action="version", version=f"retraind {__version__}", help="print the version")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
 
     def verb(name: str, summary: str, details: str, *parents: _Parser) -> _Parser:
@@ -70,10 +76,12 @@ def build_parser() -> argparse.ArgumentParser:
     train = verb("train", "train on files once, in the foreground, and publish", _TRAIN, json)
     train.add_argument("files", type=Path, nargs="+", metavar="FILE", help="telemetry files, read as one dataset")
     train.add_argument("--models", type=Path, metavar="DIR", help="where to publish (default: models.dir)")
-    train.add_argument("--epochs", type=int, metavar="N", help="instead of training.epochs")
-    train.add_argument("--batch-size", type=int, metavar="N", help="instead of training.batch_size")
-    train.add_argument("--seed", type=int, metavar="N", help="instead of training.seed")
-    train.add_argument("--device", choices=("auto", "cuda", "cpu"), help="instead of device")
+    train.add_argument("--epochs", type=int, metavar="N", help="how often each row is seen (default: training.epochs)")
+    train.add_argument("--batch-size", type=int, metavar="N", help="rows in one step (default: training.batch_size)")
+    train.add_argument(
+        "--seed", type=int, metavar="N", help="of the first weights and the order of rows (default: training.seed)"
+    )
+    train.add_argument("--device", choices=("auto", "cuda", "cpu"), help="where to train (default: the key `device`)")
     inspect = verb("inspect", "show what training would use of a file", _INSPECT, json)
     inspect.add_argument("files", type=Path, nargs="+", metavar="FILE", help="telemetry files, read as one dataset")
     verb("check", "check the configuration, the paths, the port and the worker", _CHECK, json)
@@ -93,17 +101,26 @@ _SERVE = """Watches spool.dir/incoming, trains on each file that is dropped ther
 publishes to models.dir. Meant to be started by systemd; SIGHUP reloads the configuration."""
 _TRAIN = """The same worker, gate and publication as the service's, without a spool:
   retraind train node-42.csv --models ./models
-  retraind train monday.csv.gz tuesday.csv.gz --models ./models --epochs 20
+  retraind train mon.csv tue.csv.gz --models ./models --epochs 20
 Exit status 1: the gate rejected the model, nothing was published."""
 _INSPECT = """Trains nothing and needs no torch. Prints the format, the rows used and dropped, and the
 metrics with their centre and scale, or where and why the file would be refused (exit status 65)."""
 _CHECK = """Changes nothing. Every problem of the configuration file is listed with its line.
+
 Exit status 0: the service would start; 78: the file has errors; 69: something else is in the way."""
-_PREFLIGHT = """Exit status 0: all well; 1: with warnings; 2: a job would be deferred."""
-_STATUS = """Exit status 0: it runs; 69: it does not."""
-_JOBS = """A job's file is in active/ while the job is open, then in done/ or quarantine/."""
-_REQUEUE = """Moves the file from quarantine/ to incoming/, where the service finds it as a new dataset."""
-_MODELS = """The live version is the one that <models.dir>/<models.name>.pt leads to."""
+_PREFLIGHT = """Looks at memory, disk, processors and GPU, and says what to do about what is missing.
+
+Exit status 0: all well; 1: with warnings; 2: a job would be deferred."""
+_STATUS = """Prints the service's own line, the live version, how many files wait, and each fault of the machine
+that is being waited out.
+
+Exit status 0: it runs; 69: it does not."""
+_JOBS = """Prints the file, the state, the attempts, and the published version or the reason why there is none.
+A job's file is in active/ while the job is open, then in done/ or quarantine/."""
+_REQUEUE = """Moves the file from quarantine/ to incoming/, where the service finds it as a new dataset, and
+removes the reason file. Mend the cause first: raise the limit, or give more memory."""
+_MODELS = """Prints dataset, rows, metrics, held-out loss, and the loss of predicting each metric's mean.
+The live version is the one that <models.dir>/<models.name>.pt leads to."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
