@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench man clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/demo/demo.py
@@ -20,6 +20,9 @@ lint: $(VENV)/ready
 
 bench: $(VENV)/ready
 	$(BIN)/python benchmarks/train_speed.py
+
+man: $(VENV)/ready
+	$(BIN)/python docs/man/generate.py build/man
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "retraind needs Python 3.11 or newer: make PYTHON=...")'

@@ -135,7 +135,7 @@ def _walk_value(node: yaml.Node, kind: typing.Any, key: str, problems: _Problems
 
 def _read_scalar(node: yaml.ScalarNode, kind: typing.Any) -> object:
     """The scalar as its key's type, in range. Raises ValueError in words that a person understands."""
-    choices, metas, base, is_optional = _describe(kind)
+    choices, metas, base, is_optional = describe(kind)
     text = node.value
     if node.tag == "tag:yaml.org,2002:null":
         if is_optional:
@@ -169,7 +169,7 @@ def _read_scalar(node: yaml.ScalarNode, kind: typing.Any) -> object:
     return value
 
 
-def _describe(kind: typing.Any) -> tuple[tuple[object, ...], list[msgspec.Meta], object, bool]:
+def describe(kind: typing.Any) -> tuple[tuple[object, ...], list[msgspec.Meta], object, bool]:
     """Choices of a Literal, the ranges, the bare type, and whether null is allowed."""
     is_optional = type(None) in typing.get_args(kind)
     if is_optional:
@@ -186,7 +186,7 @@ def _check_range(value: float | str, text: str, metas: list[msgspec.Meta]) -> No
     for meta in metas:
         if isinstance(value, str):
             if meta.pattern is not None and not re.search(meta.pattern, value):
-                raise ValueError(f"{value!r} does not have the form that is expected ({_FORMS[meta.pattern]})")
+                raise ValueError(f"{value!r} does not have the form that is expected ({FORMS[meta.pattern]})")
             continue
         for limit, words, holds in (
             (meta.ge, "at least", operator.ge),
@@ -195,10 +195,10 @@ def _check_range(value: float | str, text: str, metas: list[msgspec.Meta]) -> No
             (meta.lt, "below", operator.lt),
         ):
             if limit is not None and not holds(value, limit):
-                raise ValueError(f"must be {words} {_written(limit)}, not {text}")
+                raise ValueError(f"must be {words} {written(limit)}, not {text}")
 
 
-def _written(limit: float) -> str:
+def written(limit: float) -> str:
     """As short as it can be exact: 0.5, 100000, 9223372036854775807."""
     return f"{limit:g}" if "e" not in f"{limit:g}" and float(f"{limit:g}") == limit else str(limit)
 
@@ -207,11 +207,11 @@ def _forms() -> dict[str, str]:
     types = typing.get_type_hints(Config, include_extras=True)
     models = typing.get_type_hints(types["models"], include_extras=True)["name"]
     listen = typing.get_type_hints(types["metrics"], include_extras=True)["listen"]
-    name, address = (_describe(kind)[1][0].pattern for kind in (models, listen))
+    name, address = (describe(kind)[1][0].pattern for kind in (models, listen))
     return {str(name): "letters, digits, `_`, `.` and `-`", str(address): "host:port or [address]:port"}
 
 
-_FORMS = _forms()
+FORMS = _forms()
 
 
 def all_keys() -> list[str]:
