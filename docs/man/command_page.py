@@ -102,7 +102,7 @@ def _own_synopsis(parser: argparse.ArgumentParser) -> str:
 
 
 def _command(name: str, verb: argparse.ArgumentParser, shared: dict[str, list[str]]) -> str:
-    """A verb: its arguments as a tag, what it does, then what only it takes."""
+    """A verb: its name as a tag, what it does, then the arguments that only it takes."""
     own = [action for action in _actions(verb) if _identity(action) not in shared]
     entries = [roff.entry(_written(action), _help(action)) for action in own]
     # Arguments hang below their verb; .RE leads back.
