@@ -1,4 +1,5 @@
 # Two commands for people: `make demo` shows the main job end to end, `make test` runs everything a plain machine can.
+# `make test-system` builds the package and proves it on Debian machines that it boots: as root, with mmdebstrap.
 # Both make .venv on first use, with any Python from 3.11 on: make PYTHON=python3.13 test
 
 PYTHON ?= python3
@@ -7,13 +8,16 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench man clean
+.PHONY: demo test test-system lint bench man clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/demo/demo.py
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest $(ARGS)
+
+test-system: $(VENV)/ready
+	$(BIN)/python -m pytest tests/system $(ARGS)
 
 lint: $(VENV)/ready
 	$(BIN)/python -m pytest tests/unit/test_linters.py

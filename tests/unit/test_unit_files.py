@@ -1,23 +1,28 @@
 """The files for systemd: what its own tools say of them, and where they must agree with the code."""
 
 import configparser
+import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from retraind import config_file
 from retraind.config import Config, get_key
 from retraind.errors import ConfigError
 from retraind.supervisor import spool
 
 SYSTEMD_DIR = Path(__file__).resolve().parents[2] / "systemd"
 UNIT = SYSTEMD_DIR / "retraind.service"
+UNITS = sorted(SYSTEMD_DIR.glob("*.service"))
+EXAMPLES = sorted((SYSTEMD_DIR / "examples").glob("*.conf"))
 # What systemd before 254 does not know, and what a machine without the package lacks; any other complaint is a fault.
 KNOWN = re.compile(
     r"service type, ignoring: notify-reload|Unknown key '(RestartSteps|RestartMaxDelaySec|RestartMode)'"
-    r"|Command /usr/bin/retraind is not executable|Command 'man retraind"
+    r"|Command /usr/(bin/retraind|lib/retraind/retraind-failure) is not executable|Command 'man retraind"
 )
 analyze = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 
@@ -46,11 +51,62 @@ def tmpfiles() -> dict[str, tuple[int, str, str]]:
     return {fields[1]: (int(fields[2], 8), fields[3], fields[4]) for fields in lines if fields[0] == "d"}
 
 
+def complaints(unit: Path) -> list[str]:
+    command = ["systemd-analyze", "verify", "--man=no", unit]
+    environment = {**os.environ, "SYSTEMD_UNIT_PATH": f"{unit.parent}:"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return [line for line in result.stderr.splitlines() if "retraind" in line and not KNOWN.search(line)]
+
+
 @analyze
-def test_systemd_finds_no_mistake_in_the_unit() -> None:
-    result = subprocess.run(["systemd-analyze", "verify", UNIT], capture_output=True, text=True, check=False)
-    complaints = [line for line in result.stderr.splitlines() if "retraind" in line and not KNOWN.search(line)]
-    assert complaints == []
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_systemd_finds_no_mistake_in_the_units(unit: Path) -> None:
+    assert complaints(unit) == []
+
+
+@pytest.fixture
+def with_drop_in(tmp_path: Path) -> Callable[[Path], Path]:
+    def make(drop_in: Path) -> Path:
+        directory = tmp_path / "retraind.service.d"
+        directory.mkdir()
+        for unit in UNITS:
+            shutil.copy(unit, tmp_path)
+        shutil.copy(drop_in, directory)
+        return tmp_path / UNIT.name
+
+    return make
+
+
+@analyze
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_systemd_finds_no_mistake_in_the_unit_with_an_example_of_a_drop_in(with_drop_in, example: Path) -> None:
+    assert complaints(with_drop_in(example)) == []
+
+
+@analyze
+def test_a_mistake_in_a_drop_in_would_be_found(with_drop_in, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.conf"
+    wrong.write_text("[Service]\nMemoryMaxx=1G\n")
+    (complaint,) = complaints(with_drop_in(wrong))
+    assert "MemoryMaxx" in complaint
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_an_example_says_where_it_belongs_and_names_only_keys_that_exist(example: Path) -> None:
+    text = example.read_text()
+    assert f"/etc/systemd/system/retraind.service.d/{example.name}" in " ".join(text.replace("#", " ").split())
+    keys = set(re.findall(r"(?<![-\w])((?:spool|metrics|intake|models|worker)\.[a-z_]+)\b", text))
+    assert keys <= set(config_file.all_keys())
+
+
+def test_the_last_word_on_a_failure_is_said_once_and_by_a_script_that_is_shipped() -> None:
+    assert "OnFailure=retraind-failure.service" in UNIT.read_text()
+    assert one("RestartMode") == "direct", "otherwise every restart would be told"
+    result = subprocess.run(
+        [SYSTEMD_DIR / "retraind-failure"], capture_output=True, text=True, check=True,
+        env={"MONITOR_SERVICE_RESULT": "exit-code", "MONITOR_EXIT_CODE": "exited", "MONITOR_EXIT_STATUS": "78"},
+    )  # fmt: skip
+    assert result.stdout.startswith("<2>retraind.service has failed (exit-code, exited 78): the configuration has")
 
 
 @analyze

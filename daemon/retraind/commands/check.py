@@ -6,23 +6,14 @@ host and the GPU the questions that are asked again before every job.
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
-from retraind.commands import screen
+from retraind.commands import interpreter, screen
 from retraind.config import Config, split_address
 from retraind.errors import HostError
 from retraind.events import Check
 from retraind.locks import is_locked
 from retraind.worker import preflight as worker_preflight
-
-# Importing torch takes up to 15 s on a busy machine; a stuck one must not hang the command.
-_IMPORT_SECONDS = 120
-_PROBE = (
-    "import sys, msgspec, numpy, pandas, torch; "
-    "print('Python', sys.version.split()[0] + ', torch', torch.__version__ + ', CUDA', torch.version.cuda or 'none')"
-)
 
 
 def check(config: Config, config_path: Path | None, *, as_json: bool) -> int:
@@ -33,7 +24,7 @@ def check(config: Config, config_path: Path | None, *, as_json: bool) -> int:
         _check_directory("models.dir", config.models.dir),
         _check_directory("state.dir", config.state.dir),
         _check_port(config),
-        _check_worker(config),
+        interpreter.check(config),
     ]
     _print(checks, as_json=as_json)
     return HostError.exit_status if any(item.status == "fail" for item in checks) else 0
@@ -66,25 +57,11 @@ def _check_port(config: Config) -> Check:
     return Check(name="metrics.listen", status="pass", message=address)
 
 
-def _check_worker(config: Config) -> Check:
-    python = sys.executable if config.worker.python == "auto" else config.worker.python
-    remedy = "the interpreter needs torch, numpy, pandas and msgspec"
-    try:
-        result = subprocess.run(
-            [python, "-s", "-c", _PROBE], capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False, cwd="/"
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Check(name="worker.python", status="fail", message=f"{python}: {error}", remedy=remedy)
-    if result.returncode != 0:
-        last = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
-        return Check(name="worker.python", status="fail", message=f"{python}: {last}", remedy=remedy)
-    return Check(name="worker.python", status="pass", message=f"{python}: {result.stdout.strip()}")
-
-
 def preflight(config: Config, *, as_json: bool) -> int:
     """0 when all is well, 1 with a warning or something unknown, 2 when a job would be deferred."""
     work_dir = next(path for path in (config.state.dir, *config.state.dir.parents) if path.is_dir())
     checks = worker_preflight.run(config.device, work_dir, num_workers=config.training.num_workers)
+    checks.append(interpreter.check(config))
     _print(checks, as_json=as_json)
     found = {item.status for item in checks}
     return 2 if "fail" in found else int(bool(found & {"warn", "unknown"}))

@@ -69,9 +69,10 @@ class Spool:
             for path in (self.incoming, self.active, self.done, self.quarantined):
                 fsio.make_dir(path, _INCOMING_MODE if path == self.incoming else _PRIVATE_MODE)
         except OSError as error:
-            raise HostError(
-                "spool_unusable", f"{self.root}: {error}", remedy="check spool.dir and its owner"
-            ) from error
+            remedy = "check spool.dir and its owner"
+            if isinstance(error, PermissionError):  # the unit's sandbox refuses the set-group-ID bit to the service
+                remedy = "make its four directories as root, with the owners and modes of the table in OPERATIONS.md"
+            raise HostError("spool_unusable", f"{self.root}: {error}", remedy=remedy) from error
         take_lock(self.root / ".lock", f"the spool {self.root}")
         self.check()
 

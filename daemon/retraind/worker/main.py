@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -137,7 +138,7 @@ def work(order: Order, emitter: Emitter) -> events.Finished:
 def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) -> report.Candidate:
     """Trains, evaluates, writes the weights durably and describes what they read back as."""
     emitter.send(events.Stage(name="import"))
-    load("torch", "no_torch")
+    preflight.require_torch(str(load("torch", "no_torch").__version__))
     from retraind.worker import batches, evaluate, model, train  # noqa: PLC0415  (they need torch)
 
     emitter.send(events.Stage(name="train"))
@@ -165,10 +166,10 @@ def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) 
     )
 
 
-def load(module: str, code: str) -> None:
+def load(module: str, code: str) -> ModuleType:
     """Imports what this interpreter may lack, or have broken; it takes seconds. Raises HostError with the code."""
     try:
-        importlib.import_module(module)
+        return importlib.import_module(module)
     except (ImportError, OSError) as error:  # OSError: a shared library of torch's that can not be loaded
         raise HostError(
             code,

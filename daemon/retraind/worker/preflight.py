@@ -7,6 +7,7 @@ RETRAIND_SYSROOT may name. Raises HostError preflight_failed from `require`, not
 
 import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,8 @@ MIN_DISK_BYTES = 64 * 2**20
 # What containers get by default, and about what two loader processes with 2048 rows of 512 metrics need.
 MIN_SHM_BYTES = 64 * 2**20
 MIB = 2**20
+# What the suite is run with at least; pyproject.toml says the same.
+MIN_PYTHON, MIN_TORCH = (3, 11), (2, 6)
 
 NVIDIA_VENDOR = "0x10de"
 DISPLAY_CLASS = "0x03"
@@ -53,6 +56,21 @@ def require(checks: list[Check]) -> None:
         raise HostError("preflight_failed", message, remedy=failed[0].remedy)
 
 
+def require_torch(version: str) -> None:
+    """Raises HostError no_torch for a torch that is too old, by its `__version__`."""
+    if torch_version(version) < MIN_TORCH:
+        needed = ".".join(map(str, MIN_TORCH))
+        remedy = f"install {needed} or newer there, or set worker.python to an interpreter with it"
+        raise HostError("no_torch", f"{sys.executable} has torch {version}, {needed} is needed", remedy=remedy)
+
+
+def torch_version(text: str) -> tuple[int, int]:
+    """Major and minor of `2.6.0+debian`; zeros for what is no version."""
+    major, _, rest = text.partition(".")
+    minor = rest.partition(".")[0]
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
+
+
 def sysroot() -> Path:
     """Where /proc and /sys are looked for."""
     return Path(os.environ.get("RETRAIND_SYSROOT", "/"))
@@ -66,7 +84,7 @@ def gather(work_dir: Path, root: Path) -> Facts:
         shm_free=_free_bytes(root / "dev/shm"),
         num_cpus=len(os.sched_getaffinity(0)),
         cpu_quota=_cpu_quota(root),
-        gpu_addresses=_gpu_addresses(root),
+        gpu_addresses=gpu_addresses(root),
     )
 
 
@@ -168,7 +186,7 @@ def _cpu_quota(root: Path) -> float | None:
     return min(quotas, default=None)
 
 
-def _gpu_addresses(root: Path) -> tuple[str, ...] | None:
+def gpu_addresses(root: Path) -> tuple[str, ...] | None:
     """PCI addresses of NVIDIA's display controllers; None when the bus can not be read, () when there are none."""
     try:
         devices = sorted((root / "sys/bus/pci/devices").iterdir())
