@@ -74,6 +74,33 @@ def test_a_member_of_the_group_sees_and_touches_nothing_but_its_own(fresh: Servi
     fresh.shell(f"rm {INCOMING}/.other.csv")
 
 
+PROMETHEUS = """systemd-run --quiet --unit=test-prometheus --property=DynamicUser=yes \
+    --property=StateDirectory=test-prometheus prometheus --config.file=/usr/share/retraind/prometheus/scrape.yaml \
+    --storage.tsdb.path=/var/lib/test-prometheus --web.listen-address=127.0.0.1:9090"""
+
+
+def test_debians_prometheus_scrapes_it_with_the_rules_that_are_shipped(fresh: Service) -> None:
+    fresh.shell(PROMETHEUS)
+    try:
+
+        def scraped() -> str:
+            query = "curl --silent 'http://127.0.0.1:9090/api/v1/query?query=up'"
+            return re.findall(r'"job":"retraind"},"value":\[[\d.]+,"(\d)"\]', fresh.machine.run(query).stdout)
+
+        fresh.machine.wait(lambda: scraped() == ["1"], "up is 1")
+        rules = fresh.shell("curl --silent http://127.0.0.1:9090/api/v1/rules")
+        assert set(re.findall(r'"health":"(\w+)"', rules)) <= {"ok", "unknown"}
+        assert '"name":"RetraindDown"' in rules
+    finally:
+        fresh.shell("systemctl stop test-prometheus")
+
+
+def test_debians_promtool_finds_no_fault_with_metrics_and_rules(fresh: Service) -> None:
+    fresh.shell("curl --silent http://127.0.0.1:10935/metrics | promtool check metrics")
+    fresh.shell("promtool check config /usr/share/retraind/prometheus/scrape.yaml")
+    fresh.shell("cd /src/retraind/tests/prometheus && promtool test rules *.test.yaml")
+
+
 def test_the_pages_of_the_manual_and_the_completion_are_there(fresh: Service) -> None:
     for page in ("retraind.8", "retraind.yaml.5"):
         text = fresh.shell(f"man --pager=cat {page.rpartition('.')[2]} {page.rpartition('.')[0]} 2>/dev/null")
