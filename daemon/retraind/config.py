@@ -6,7 +6,7 @@ etc/retraind.yaml says the same to operators, and a test holds the two together.
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,12 +19,20 @@ Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 # The model's name becomes a directory and a file name, so it must not leave models.dir.
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
-Address = Annotated[str, Meta(pattern=r"^(\[[0-9A-Fa-f:.]*\]|[^:\[\]]*):[0-9]{1,5}$")]
+Name = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$", description="letters, digits, `_`, `.` and `-`")
+]
+Address = Annotated[
+    str,
+    Meta(pattern=r"^(\[[0-9A-Fa-f:.]*\]|[^:\[\]]*):[0-9]{1,5}$", description="host:port or [address]:port"),
+]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every section."""
+
+    # Keys that the file's format has and this service has not, each with what to do instead.
+    unsupported: ClassVar[dict[str, str]] = {}
 
 
 class SpoolConfig(Section, frozen=True, kw_only=True):

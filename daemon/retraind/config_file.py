@@ -1,8 +1,9 @@
-"""YAML -> Config: every problem at once, each as `file:line: key: problem (did you mean ...)`.
+"""YAML -> typed sections: every problem at once, each as `file:line: key: problem (did you mean ...)`.
 
 The only importer of yaml. Walks the node tree against the typed sections, so that each problem has its line and a
 scalar is read as the type that its key has: `1e-3` is a number, `no` is text where text is expected, and two equal
-keys are an error, which plain YAML loading gets wrong without a word. Raises ConfigError, never anything else.
+keys are an error, which plain YAML loading gets wrong without a word. `load` is for the service's own configuration,
+`read` for any other file of sections. Raises ConfigError, never anything else.
 """
 
 import difflib
@@ -11,6 +12,7 @@ import operator
 import os
 import re
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,19 +29,30 @@ _MAX_INT = 2**63 - 1
 
 
 @dataclass
-class _Problems:
+class Problems:
     """Collected while walking; in the order of the file's lines when told."""
 
     file: str
+    known: list[str]  # every key that the file may have
     found: list[tuple[int, str]] = field(default_factory=list)
-    keys: set[str] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)  # those with a problem: their values are not in the result
+    lines: dict[str, int] = field(default_factory=dict)  # of every key that was given
 
     def add(self, line: int, key: str, problem: str) -> None:
+        """What is wrong in a line."""
         self.keys.add(key)
         place = f"{self.file}:{line}: " + (f"{key}: " if key else "")
         self.found.append((line, place + problem))
 
+    def add_at(self, key: str, problem: str) -> None:
+        """What is wrong with a key, at its line, or at that of the section which lacks it."""
+        around = key
+        while around and around not in self.lines:
+            around = around.rpartition(".")[0]
+        self.add(self.lines.get(around, 1), key, problem)
+
     def raise_if_any(self) -> None:
+        """Raises ConfigError."""
         if self.found:
             text = "\n".join(message for _, message in sorted(self.found, key=lambda item: item[0]))
             raise ConfigError("bad_config", text)
@@ -49,16 +62,20 @@ def load(path: Path | None) -> Config:
     """The configuration in the file, its paths absolute; the defaults for None. Raises ConfigError."""
     if path is None:
         return _absolute(Config(), Path("/"))
-    problems = _Problems(str(path))
-    lines: dict[str, int] = {}
-    config = _walk_section(_compose(path, problems), Config, "", problems, lines)
+    config, problems = read(path, Config)
     config = _absolute(config, path.absolute().parent)
-    _check_together(config, problems, lines)
+    _check_together(config, problems)
     problems.raise_if_any()
     return config
 
 
-def _compose(path: Path, problems: _Problems) -> yaml.Node | None:
+def read(path: Path, section: type[S]) -> tuple[S, Problems]:
+    """The file as a section, and what is wrong with it. Raises ConfigError for a file that can not be read at all."""
+    problems = Problems(str(path), all_keys(section))
+    return _walk_section(_compose(path, problems), section, "", problems), problems
+
+
+def _compose(path: Path, problems: Problems) -> yaml.Node | None:
     try:
         data = path.read_bytes()
         text = data.decode("utf-8")
@@ -83,7 +100,7 @@ def _compose(path: Path, problems: _Problems) -> yaml.Node | None:
     return None
 
 
-def _refuse_aliases(text: str, problems: _Problems) -> None:
+def _refuse_aliases(text: str, problems: Problems) -> None:
     """Told of each line once. Values that come from elsewhere have no line of their own, and tags name Python types."""
     lines = set()
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -93,17 +110,30 @@ def _refuse_aliases(text: str, problems: _Problems) -> None:
         problems.add(line, "", _NO_ALIASES)
 
 
-def _walk_section(
-    node: yaml.Node | None, section: type[S], prefix: str, problems: _Problems, lines: dict[str, int]
-) -> S:
+def _walk_section(node: yaml.Node | None, section: type[S], prefix: str, problems: Problems) -> S:
     """One mapping as its section; what is wrong goes to `problems`, and has its default in the result."""
+    fields = {one.encode_name: one for one in msgspec.structs.fields(section)}
     values: dict[str, object] = {}
+    for name, key, line, value_node in _pairs(node, prefix, problems):
+        if name in section.unsupported:
+            problems.add(line, key, f"not supported: {section.unsupported[name]}")
+        elif name not in fields:
+            problems.add(line, key, f"unknown key{_suggestion(key, problems.known)}")
+        else:
+            try:
+                values[fields[name].name] = _walk_value(value_node, fields[name].type, key, problems)
+            except ValueError as error:
+                problems.add(value_node.start_mark.line + 1, key, str(error))
+    return section(**values)
+
+
+def _pairs(node: yaml.Node | None, prefix: str, problems: Problems) -> Iterator[tuple[str, str, int, yaml.Node]]:
+    """The keys of a mapping, each once: its name, its dotted name, its line, and its value."""
     if node is None or _is_empty(node):
-        return section()
+        return
     if not isinstance(node, yaml.MappingNode):
         problems.add(node.start_mark.line + 1, prefix.rstrip("."), "expected keys with values below it")
-        return section()
-    types = typing.get_type_hints(section, include_extras=True)
+        return
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
@@ -111,26 +141,46 @@ def _walk_section(
             continue
         name = str(key_node.value)
         key = prefix + name
-        if name not in types:
-            problems.add(line, key, f"unknown key{_suggestion(key)}")
-        elif key in lines:
-            problems.add(line, key, f"given twice, first in line {lines[key]}")
-        else:
-            lines[key] = line
-            try:
-                values[name] = _walk_value(value_node, types[name], key, problems, lines)
-            except ValueError as error:
-                problems.add(value_node.start_mark.line + 1, key, str(error))
-    return section(**values)
+        if key in problems.lines:
+            problems.add(line, key, f"given twice, first in line {problems.lines[key]}")
+            continue
+        problems.lines[key] = line
+        yield name, key, line, value_node
 
 
-def _walk_value(node: yaml.Node, kind: typing.Any, key: str, problems: _Problems, lines: dict[str, int]) -> object:
-    if isinstance(kind, type) and issubclass(kind, Section):
-        return _walk_section(node, kind, f"{key}.", problems, lines)
+def _walk_value(node: yaml.Node, kind: typing.Any, key: str, problems: Problems) -> object:
+    below = section_of(kind)
+    if below is not None:
+        return _walk_section(node, below, f"{key}.", problems)
+    kinds = (kind, *typing.get_args(kind))
+    container = next((part for part in kinds if typing.get_origin(part) in (dict, tuple)), None)
+    if typing.get_origin(container) is dict:
+        return _walk_names(node, typing.get_args(container)[1], key, problems)
+    if typing.get_origin(container) is tuple:
+        if not isinstance(node, yaml.SequenceNode):
+            raise ValueError("expected a list")
+        return tuple(_walk_value(item, typing.get_args(container)[0], key, problems) for item in node.value)
     if not isinstance(node, yaml.ScalarNode):
         found = "a list" if isinstance(node, yaml.SequenceNode) else "keys below it"
         raise ValueError(f"expected one value, not {found}")  # noqa: TRY004  (told to people, with its line)
     return _read_scalar(node, kind)
+
+
+def _walk_names(node: yaml.Node, kind: typing.Any, key: str, problems: Problems) -> dict[str, object]:
+    """A mapping whose keys are names of the operator's choice."""
+    values: dict[str, object] = {}
+    for name, dotted, _, value_node in _pairs(node, f"{key}.", problems):
+        try:
+            values[name] = _walk_value(value_node, kind, dotted, problems)
+        except ValueError as error:
+            problems.add(value_node.start_mark.line + 1, dotted, str(error))
+    return values
+
+
+def section_of(kind: typing.Any) -> type[Section] | None:
+    """The section that a key's type is, or may be."""
+    kinds = (kind, *typing.get_args(kind))
+    return next((part for part in kinds if isinstance(part, type) and issubclass(part, Section)), None)
 
 
 def _read_scalar(node: yaml.ScalarNode, kind: typing.Any) -> object:
@@ -162,7 +212,7 @@ def _read_scalar(node: yaml.ScalarNode, kind: typing.Any) -> object:
     elif not text:
         raise ValueError("must not be empty")
     elif not text.isprintable():
-        raise ValueError(f"must not hold control characters: {text!a}")
+        raise ValueError(f"must not hold control characters: {_shown(text, metas)}")
     elif base is Path:
         return Path(text)
     _check_range(value, text, metas)
@@ -186,7 +236,7 @@ def _check_range(value: float | str, text: str, metas: list[msgspec.Meta]) -> No
     for meta in metas:
         if isinstance(value, str):
             if meta.pattern is not None and not re.search(meta.pattern, value):
-                raise ValueError(f"{value!r} does not have the form that is expected ({FORMS[meta.pattern]})")
+                raise ValueError(f"{_shown(value, metas)} does not have the form that is expected ({meta.description})")
             continue
         for limit, words, holds in (
             (meta.ge, "at least", operator.ge),
@@ -203,37 +253,35 @@ def written(limit: float) -> str:
     return f"{limit:g}" if "e" not in f"{limit:g}" and float(f"{limit:g}") == limit else str(limit)
 
 
-def _forms() -> dict[str, str]:
-    types = typing.get_type_hints(Config, include_extras=True)
-    models = typing.get_type_hints(types["models"], include_extras=True)["name"]
-    listen = typing.get_type_hints(types["metrics"], include_extras=True)["listen"]
-    name, address = (describe(kind)[1][0].pattern for kind in (models, listen))
-    return {str(name): "letters, digits, `_`, `.` and `-`", str(address): "host:port or [address]:port"}
+def _shown(text: str, metas: list[msgspec.Meta]) -> str:
+    """The value as it was written, unless it is a secret: errors go to the journal, which many may read."""
+    if any((meta.extra or {}).get("is_secret") for meta in metas):
+        return "the value"
+    return repr(text) if text.isprintable() else ascii(text)
 
 
-FORMS = _forms()
-
-
-def all_keys() -> list[str]:
-    """Every dotted key."""
+def all_keys(section: type[Section] = Config) -> list[str]:
+    """Every dotted key of the section and of those below it."""
     keys = []
-    for name, kind in typing.get_type_hints(Config, include_extras=True).items():
-        if isinstance(kind, type) and issubclass(kind, Section):
-            keys += [f"{name}.{key}" for key in typing.get_type_hints(kind)]
-        else:
-            keys.append(name)
+    for one in msgspec.structs.fields(section):
+        below = section_of(one.type)
+        keys += [f"{one.encode_name}.{key}" for key in all_keys(below)] if below else [one.encode_name]
     return keys
 
 
-def _suggestion(key: str) -> str:
-    """The same name in another section, a key spelled nearly so, or a name spelled nearly so in any section."""
-    keys = all_keys()
-    names = {other.rpartition(".")[2] for other in keys}
-    sections = sorted({other.partition(".")[0] for other in keys})
-    close = _keys_named(key.rpartition(".")[2], keys) or difflib.get_close_matches(key, keys + sections, 1, 0.6)
+def _suggestion(key: str, keys: list[str]) -> str:
+    """The same name in another section, one spelled nearly so in this section, or in any."""
+    section, _, name = key.rpartition(".")
+    close = _keys_named(name, keys)
     if not close:
-        near = difflib.get_close_matches(key.rpartition(".")[2], sorted(names), 1, 0.8)
-        close = _keys_named(near[0], keys) if near else []
+        inside = keys + [other.rpartition(".")[0] for other in keys]
+        siblings = {
+            other.rpartition(".")[2]: other for other in inside if other.rpartition(".")[0] == section and other
+        }
+        close = [siblings[near] for near in difflib.get_close_matches(name, siblings, 1, 0.6)]
+    if not close:
+        near_names = difflib.get_close_matches(name, sorted({other.rpartition(".")[2] for other in keys}), 1, 0.8)
+        close = _keys_named(near_names[0], keys) if near_names else []
     return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
@@ -258,8 +306,9 @@ def _absolute(config: Config, base: Path) -> Config:
     )
 
 
-def _check_together(config: Config, problems: _Problems, lines: dict[str, int]) -> None:
+def _check_together(config: Config, problems: Problems) -> None:
     """What no key can tell alone. Keys that are wrong by themselves are left out: their values are not in `config`."""
+    lines = problems.lines
     if "metrics.listen" in lines and "metrics.listen" not in problems.keys:
         try:
             host, _ = split_address(config.metrics.listen)

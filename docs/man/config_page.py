@@ -69,8 +69,8 @@ def parts(path: Path) -> dict[str, str]:
     }
 
 
-def _hints(section: type[Section]) -> dict[str, typing.Any]:
-    return typing.get_type_hints(section, include_extras=True)
+def _types(section: type[Section]) -> dict[str, typing.Any]:
+    return {field.encode_name: field.type for field in msgspec.structs.fields(section)}
 
 
 def _is_section(kind: typing.Any) -> bool:
@@ -78,15 +78,15 @@ def _is_section(kind: typing.Any) -> bool:
 
 
 def _top_level(shipped: Shipped) -> str:
-    keys = {name: kind for name, kind in _hints(Config).items() if not _is_section(kind)}
+    keys = {name: kind for name, kind in _types(Config).items() if not _is_section(kind)}
     return "\n".join([".SS Without a section", *(_key(name, kind, shipped) for name, kind in keys.items())])
 
 
 def _sections(shipped: Shipped) -> list[str]:
     found = []
-    for name, section in _hints(Config).items():
+    for name, section in _types(Config).items():
         if _is_section(section):
-            entries = [_key(f"{name}.{key}", kind, shipped) for key, kind in _hints(section).items()]
+            entries = [_key(f"{name}.{key}", kind, shipped) for key, kind in _types(section).items()]
             intro = roff.prose(inspect.getdoc(section) or "", NAMES)
             found.append("\n".join([f".SS {roff.escape(name)}", intro, *entries]))
     return found
@@ -123,7 +123,7 @@ def _limits(metas: list[msgspec.Meta]) -> str:
     limits = {
         name: getattr(meta, name)
         for meta in metas
-        for name in ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
+        for name in ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern", "description")
         if getattr(meta, name) is not None
     }
     words = []
@@ -134,5 +134,5 @@ def _limits(metas: list[msgspec.Meta]) -> str:
     for name, text in (("min_length", "at least"), ("max_length", "at most")):
         words += [f", {text} {limits[name]} characters"] if name in limits else []
     if "pattern" in limits:
-        words.append(f": {config_file.FORMS.get(limits['pattern'], 'as ' + limits['pattern'])}")
+        words.append(f": {limits.get('description', 'as ' + limits['pattern'])}")
     return "".join(words)
