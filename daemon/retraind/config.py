@@ -55,9 +55,11 @@ class StateConfig(Section, frozen=True, kw_only=True):
 
 
 class MetricsConfig(Section, frozen=True, kw_only=True):
-    """The HTTP endpoint. Local by default: it has no authentication."""
+    """The HTTP endpoint. Local by default: without a web configuration it has no authentication."""
 
     listen: Address = "127.0.0.1:10935"
+    # TLS, passwords and headers, in the file format of Prometheus's exporters. None is plain HTTP for everybody.
+    web_config: Path | None = None
 
 
 class IntakeConfig(Section, frozen=True, kw_only=True):
@@ -144,7 +146,14 @@ class Config(Section, frozen=True, kw_only=True):
 
 
 # A reload can not move these: files, sockets and locks stand there. A change is named and waits for a restart.
-RESTART_KEYS: tuple[str, ...] = ("spool.dir", "models.dir", "models.name", "state.dir", "metrics.listen")
+RESTART_KEYS: tuple[str, ...] = (
+    "spool.dir",
+    "models.dir",
+    "models.name",
+    "state.dir",
+    "metrics.listen",
+    "metrics.web_config",
+)
 
 
 def get_key(config: Config, key: str) -> object:

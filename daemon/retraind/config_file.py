@@ -296,12 +296,13 @@ def _is_empty(node: yaml.Node) -> bool:
 def _absolute(config: Config, base: Path) -> Config:
     """Relative paths are relative to the configuration file, wherever the service was started from."""
     replace = msgspec.structs.replace
-    python = config.worker.python
+    python, web_config = config.worker.python, config.metrics.web_config
     return replace(
         config,
         spool=replace(config.spool, dir=base / config.spool.dir),
         models=replace(config.models, dir=base / config.models.dir),
         state=replace(config.state, dir=base / config.state.dir),
+        metrics=replace(config.metrics, web_config=None if web_config is None else base / web_config),
         worker=replace(config.worker, python=python if python == "auto" else str(base / python)),
     )
 

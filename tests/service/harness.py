@@ -80,7 +80,7 @@ class Service:
             eventually(lambda: "READY=1" in self.notifications() or self.process.poll() is not None, "READY=1")
             assert self.process.poll() is None, self.log()
             text = self.log_path.read_text()[seen:]
-            self.url = re.findall(r"metrics at (http://[^ ]+)/metrics", text)[-1]
+            self.url = re.findall(r"metrics at (https?://[^ ]+)/metrics", text)[-1]
         return self
 
     def _collect(self) -> None:

@@ -16,7 +16,8 @@ MODULES = sorted(
 
 LAYERS = {
     **dict.fromkeys(("errors", "config", "job", "events", "report", "printable", "typed_json"), "vocabulary"),
-    **dict.fromkeys(("config_file", "fsio", "locks", "logs"), "ground"),
+    **dict.fromkeys(("web_config",), "vocabulary"),
+    **dict.fromkeys(("config_file", "web_config_file", "fsio", "locks", "logs"), "ground"),
     **dict.fromkeys(("supervisor", "worker", "commands"), ""),  # by the name of the directory
     **dict.fromkeys(("cli", "__main__"), "cli"),
 }
@@ -34,6 +35,7 @@ DOORS = {
     "watchdog": ("supervisor.wake",),
     "sdnotify": ("supervisor.systemd",),
     "prometheus_client": ("supervisor.series",),
+    "bcrypt": ("supervisor.web_passwords",),
     "rich": ("commands.screen",),
     "numpy": ("worker.",),
     "pandas": ("worker.",),

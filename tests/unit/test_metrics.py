@@ -98,6 +98,7 @@ def test_everything_stands_at_zero_from_the_start(told: Metrics) -> None:
     assert len(shown) > 100
     assert {series.partition("{")[0] for series, value in shown.items() if value} == {
         "build_info", "config_last_reload_successful", "config_last_reload_success_timestamp_seconds",
+        "web_config_last_load_successful",
     }  # fmt: skip
 
 

@@ -1,18 +1,20 @@
 """`retraind check` and `retraind preflight`: would the service start, would a job run? Changes nothing.
 
-`check` reads the configuration and looks at every path, the port and the worker's interpreter; `preflight` asks the
-host and the GPU the questions that are asked again before every job.
+`check` reads the configuration and the web configuration and looks at every path, the port and the worker's
+interpreter; `preflight` asks the host and the GPU the questions that are asked again before every job.
 """
 
+import ipaddress
 import os
 import socket
 from pathlib import Path
 
 from retraind.commands import interpreter, screen
 from retraind.config import Config, split_address
-from retraind.errors import HostError
+from retraind.errors import ConfigError, HostError
 from retraind.events import Check
 from retraind.locks import is_locked
+from retraind.supervisor import web_guard
 from retraind.worker import preflight as worker_preflight
 
 
@@ -24,6 +26,7 @@ def check(config: Config, config_path: Path | None, *, as_json: bool) -> int:
         _check_directory("models.dir", config.models.dir),
         _check_directory("state.dir", config.state.dir),
         _check_port(config),
+        _check_web_config(config),
         interpreter.check(config),
     ]
     _print(checks, as_json=as_json)
@@ -55,6 +58,28 @@ def _check_port(config: Config) -> Check:
             message = f"{address}: {error.strerror}"
             return Check(name="metrics.listen", status="fail", message=message, remedy="see `ss -ltnp`")
     return Check(name="metrics.listen", status="pass", message=address)
+
+
+def _check_web_config(config: Config) -> Check:
+    name, path = "metrics.web_config", config.metrics.web_config
+    if path is not None:
+        try:
+            return Check(name=name, status="pass", message=f"{path}: {web_guard.check(path)}")
+        except ConfigError as error:
+            remedy = 'mend it: retraind would not start; see "Securing the endpoint" in OPERATIONS.md'
+            return Check(name=name, status="fail", message=error.message, remedy=remedy)
+    host, _ = split_address(config.metrics.listen)
+    if _is_loopback(host):
+        return Check(name=name, status="skip", message="none: plain HTTP, for this machine only")
+    message = f"none: whoever reaches {config.metrics.listen} can read the metrics"
+    return Check(name=name, status="warn", message=message, remedy="set metrics.web_config, or listen on 127.0.0.1")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"  # of other names only the resolver knows
 
 
 def preflight(config: Config, *, as_json: bool) -> int:

@@ -1,14 +1,16 @@
 """The HTTP endpoint: /metrics, /-/healthy, /-/ready and a landing page, in threads that change nothing.
 
 A slow or idle client never blocks a scrape: each connection has a time-out a read and a deadline in all, their number
-is bounded, and when it is reached the oldest one that has not asked yet makes room. Raises OSError for an address that
-can not be bound.
+is bounded, and when it is reached the oldest one that has not asked yet makes room. With a web configuration each
+connection shakes hands in its own thread under the same limits, and nothing is told to a client that has not shown
+what the guard asks for. Raises OSError for an address that can not be bound.
 """
 
 import html
 import logging
 import socket
 import socketserver
+import ssl
 import sys
 import threading
 import time
@@ -19,6 +21,9 @@ from typing import Any
 
 from retraind import __version__
 from retraind.config import split_address
+from retraind.supervisor.web_guard import OPEN, Access, Guard
+from retraind.supervisor.web_passwords import Busy
+from retraind.supervisor.web_tls import has_allowed_name
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +36,7 @@ _DEADLINE_SECONDS = 15.0
 # A thread each; a scrape takes milliseconds, so more than this are idle or hostile.
 _MAX_CONNECTIONS = 64
 _TEXT = "text/plain; charset=utf-8"
+_REALM = 'Basic realm="retraind"'
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>retraind</title>
 <meta name="viewport" content="width=device-width">
@@ -44,16 +50,24 @@ _PAGE = """<!DOCTYPE html>
 
 
 class Exporter:
-    """The endpoint; what it answers is asked of the functions that it is given."""
+    """The endpoint; what it answers is asked of the functions that it is given. Without a guard, by everybody."""
 
-    def __init__(self, render: Render, is_healthy: Question, is_ready: Question, landing: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        render: Render,
+        is_healthy: Question,
+        is_ready: Question,
+        landing: Callable[[], str],
+        guard: Guard | None = None,
+    ) -> None:
         self._answers = _Answers(render, is_healthy, is_ready, landing)
+        self._guard = guard
         self._server: _Server | None = None
 
     def start(self, address: str) -> tuple[str, int]:
         """Binds and serves; the host and port that were bound. Raises OSError."""
         host, port = split_address(address)
-        self._server = _Server((host, port), self._answers)
+        self._server = _Server((host, port), self._answers, self._guard)
         threading.Thread(target=self._server.serve_forever, name="exporter", daemon=True).start()
         bound = self._server.server_address
         return str(bound[0]), int(bound[1])
@@ -76,14 +90,14 @@ class _Server(ThreadingHTTPServer):
     # Connections that wait for `accept`: with the default of 5, a burst of idle clients delays a scrape by seconds.
     request_queue_size = 128
 
-    def __init__(self, address: tuple[str, int], answers: _Answers) -> None:
-        self.answers = answers
+    def __init__(self, address: tuple[str, int], answers: _Answers, guard: Guard | None) -> None:
+        self.answers, self._guard = answers, guard
         self._open: dict[socket.socket, float] = {}  # when it was accepted; the oldest is the first
         self._asked: set[socket.socket] = set()
         self._lock = threading.Lock()
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
-        super().__init__(address, _Handler)
+        super().__init__(address, BaseHTTPRequestHandler)  # never made: finish_request makes a _Handler
 
     def server_bind(self) -> None:
         """Not HTTPServer's, which asks the name service for a name: that can wait for longer than the watchdog does."""
@@ -99,6 +113,26 @@ class _Server(ThreadingHTTPServer):
         threading.Thread(
             target=self.process_request_thread, args=arguments, name="exporter-client", daemon=True
         ).start()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """In the connection's thread: the handshake, then the request."""
+        access = OPEN if self._guard is None else self._guard.access()
+        if access.context is None:
+            _Handler(request, client_address, self, request, access)
+            return
+        # A copy of the descriptor: wrapping takes it away from `request`, which is what a cut-off shuts down.
+        with request.dup() as copy:
+            copy.settimeout(_Handler.timeout)
+            stream = access.context.wrap_socket(copy, server_side=True, do_handshake_on_connect=False)
+        with stream:
+            stream.do_handshake()
+            if access.allowed_names is not None and not has_allowed_name(stream.getpeercert(), access.allowed_names):
+                log.debug("a client whose certificate has no allowed name was let go")
+                return
+            _Handler(stream, client_address, self, request, access)
+            stream.setblocking(False)
+            with suppress(OSError, ValueError):
+                stream.unwrap()  # a goodbye that waits for none
 
     def service_actions(self) -> None:
         """Called by serve_forever at least twice a second: cuts off what is past its deadline."""
@@ -137,7 +171,9 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, *_: Any) -> None:
         """A client that went away is no news; anything else is a fault of ours."""
         error = sys.exception()
-        if not isinstance(error, OSError):
+        if isinstance(error, ssl.SSLError):
+            log.debug("a client was let go: %s", error)
+        elif not isinstance(error, OSError):
             log.error("a request to the endpoint failed", exc_info=error)
 
 
@@ -146,6 +182,35 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _READ_SECONDS
     server_version = f"retraind/{__version__}"
     sys_version = ""
+
+    def __init__(
+        self, stream: Any, client_address: Any, server: _Server, accepted: socket.socket, access: Access
+    ) -> None:
+        """Answers one request on `stream`, which is the accepted connection itself or TLS over it."""
+        self._accepted, self._access = accepted, access
+        super().__init__(stream, client_address, server)
+
+    def parse_request(self) -> bool:
+        """Whether there is one to be answered: whoever may not ask is told so here, whatever he asks for."""
+        if not super().parse_request():
+            return False
+        passwords = self._access.passwords
+        if passwords is None:
+            return True
+        with_body = self.command != "HEAD"
+        try:
+            if passwords.allow(self.headers.get("Authorization", "")):
+                return True
+        except Busy:
+            self._send(503, "too many logins at once\n", {"Retry-After": "5"}, with_body=with_body)
+        else:
+            self._send(401, "a name and a password are needed\n", {"WWW-Authenticate": _REALM}, with_body=with_body)
+        return False
+
+    def end_headers(self) -> None:
+        for name, value in self._access.headers.items():
+            self.send_header(name, value)
+        super().end_headers()
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
@@ -163,7 +228,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(405, f"{self.command[:20]} is not supported, GET and HEAD are\n", {"Allow": "GET, HEAD"})
 
     def _answer(self, *, with_body: bool) -> None:
-        self.server.has_asked(self.connection)
+        self.server.has_asked(self._accepted)
         answers = self.server.answers
         path = self.path.partition("?")[0]
         if path == "/metrics":

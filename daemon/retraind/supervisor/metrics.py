@@ -62,6 +62,10 @@ class Metrics:
             "config_last_reload_success_timestamp_seconds", "When a configuration was last accepted."
         )
         self._reload_at.set_to_current_time()
+        self._web_config_success = make.gauge(
+            "web_config_last_load_successful", "0 while the web configuration on disk can not be used."
+        )
+        self._web_config_success.set(1)
         self._bad_records = make.counter("bad_records", "Job records that could not be read and were put aside.")
         self._disk_free = make.changing(
             "disk_free_bytes", "What the service can still write to the filesystem of a directory.", "directory"
@@ -154,6 +158,10 @@ class Metrics:
         self._reload_success.set(success)
         if success:
             self._reload_at.set_to_current_time()
+
+    def web_config_loaded(self, *, success: bool) -> None:
+        """Told by the endpoint's own threads, unlike the rest."""
+        self._web_config_success.set(success)
 
     def bad_records(self, total: int) -> None:
         """Takes the count since the start."""
