@@ -113,6 +113,8 @@ class WebConfig(Section, frozen=True, kw_only=True):
             found.add("tls_server_config")
             if tls.client_auth_type == "RequireAndVerifyClientCert":
                 found.add("tls_server_config.client_auth_type")
+            if tls.min_version == "TLS13":
+                found.add("tls_server_config.min_version")
             if tls.client_allowed_sans:
                 found.add("tls_server_config.client_allowed_sans")
         return frozenset(found)

@@ -34,6 +34,7 @@ from retraind.web_config import WebConfig
 
 HASH = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
 TLS = {"cert_file": "web.crt", "key_file": "web.key"}
+STRICT = {"client_allowed_sans": ["prometheus.example"], "min_version": "TLS13"}
 MUTUAL = TLS | {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.crt"}
 REFUSED = (ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)
 
@@ -87,9 +88,10 @@ class Endpoint:
         with self.connect(client) as stream:
             return stream.getpeercert(binary_form=True).hex()
 
-    def connect(self, client: str | None = None) -> ssl.SSLSocket:
+    def connect(self, client: str | None = None, context: ssl.SSLContext | None = None) -> ssl.SSLSocket:
+        context = context or self.certificates.trusting(client)
         with socket.create_connection(self.address, timeout=20) as raw:
-            return self.certificates.trusting(client).wrap_socket(raw, server_hostname="localhost")
+            return context.wrap_socket(raw, server_hostname="localhost")
 
     def loaded(self) -> float | None:
         return self.metrics.registry.get_sample_value("retraind_web_config_last_load_successful")
@@ -258,7 +260,7 @@ def _emptied(endpoint: Endpoint) -> None:
 
 
 def _without_passwords(endpoint: Endpoint) -> None:
-    endpoint.write(MUTUAL | {"client_allowed_sans": ["prometheus.example"]})
+    endpoint.write(MUTUAL | STRICT)
 
 
 def _without_tls(endpoint: Endpoint) -> None:
@@ -266,11 +268,15 @@ def _without_tls(endpoint: Endpoint) -> None:
 
 
 def _without_client_certificates(endpoint: Endpoint) -> None:
-    endpoint.write(TLS, {"prometheus": HASH})
+    endpoint.write(TLS | {"min_version": "TLS13"}, {"prometheus": HASH})
 
 
 def _without_names(endpoint: Endpoint) -> None:
-    endpoint.write(MUTUAL, {"prometheus": HASH})
+    endpoint.write(MUTUAL | {"min_version": "TLS13"}, {"prometheus": HASH})
+
+
+def _with_an_older_tls(endpoint: Endpoint) -> None:
+    endpoint.write(MUTUAL | STRICT | {"min_version": "TLS12"}, {"prometheus": HASH})
 
 
 def _without_a_key(endpoint: Endpoint) -> None:
@@ -285,11 +291,11 @@ def _without_a_ca(endpoint: Endpoint) -> None:
     "spoil",
     [
         _gone, _half_written, _emptied, _without_passwords, _without_tls, _without_client_certificates, _without_names,
-        _without_a_key, _without_a_ca,
+        _with_an_older_tls, _without_a_key, _without_a_ca,
     ],
 )  # fmt: skip
 def test_nothing_on_disk_opens_up_a_running_endpoint(endpoint: Endpoint, spoil: Callable[[Endpoint], None]) -> None:
-    endpoint.start(MUTUAL | {"client_allowed_sans": ["prometheus.example"]}, {"prometheus": HASH})
+    endpoint.start(MUTUAL | STRICT, {"prometheus": HASH})
     trusting = endpoint.certificates.trusting
     scraper, stranger = trusting("scraper"), trusting("stranger")
     spoil(endpoint)
@@ -297,6 +303,11 @@ def test_nothing_on_disk_opens_up_a_running_endpoint(endpoint: Endpoint, spoil: 
     assert endpoint.ask(context=scraper).status == 401
     with pytest.raises(REFUSED):
         endpoint.ask(context=stranger, login="prometheus:secret")
+    with endpoint.connect(context=scraper) as stream:
+        assert stream.version() == "TLSv1.3"
+    scraper.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises(REFUSED):
+        endpoint.ask(context=scraper, login="prometheus:secret")
     assert endpoint.loaded() == 0
 
 
@@ -319,6 +330,23 @@ def test_an_unchanged_set_is_not_read_again(endpoint: Endpoint, monkeypatch) -> 
     monkeypatch.setattr(Guard, "_read", read)
     for _ in range(3):
         assert endpoint.guard.access().context is not None
+
+
+def test_a_disk_that_hangs_holds_up_one_client_and_not_all(endpoint: Endpoint, monkeypatch) -> None:
+    endpoint.start(TLS)
+    monkeypatch.setattr(web_guard, "_LOOK_SECONDS", 0.05)
+    with endpoint.guard._lock:  # as the thread that waits for the disk has it
+        assert endpoint.served() == endpoint.certificates.serial("web")
+
+
+def test_a_file_that_can_be_read_again_heals_though_its_content_is_the_same(endpoint: Endpoint, monkeypatch) -> None:
+    monkeypatch.setattr(web_guard, "_SETTLED_NS", 0)
+    endpoint.start(TLS)
+    key = endpoint.root / "web.key"
+    key.rename(endpoint.root / "away")
+    assert (endpoint.served() and endpoint.loaded()) == 0
+    (endpoint.root / "away").rename(key)
+    assert (endpoint.served() and endpoint.loaded()) == 1
 
 
 def test_a_file_that_was_just_written_is_read_again_though_its_times_are_the_same(endpoint: Endpoint) -> None:
@@ -447,6 +475,7 @@ def test_two_hundred_clients_that_never_finish_the_handshake_do_not_keep_a_scrap
 def test_a_handshake_that_drips_ends_at_the_deadline_and_a_silent_one_at_the_time_out(endpoint, monkeypatch) -> None:
     endpoint.start(TLS)
     monkeypatch.setattr(exporter, "_DEADLINE_SECONDS", 0.3)
+    monkeypatch.setattr(exporter._Handler, "timeout", 600)
     with socket.create_connection(endpoint.address, timeout=20) as client:
         client.sendall(b"\x16\x03\x01\x02\x00")
 

@@ -63,7 +63,7 @@ basic_auth_users:
     assert list(config.basic_auth_users) == ["prometheus", "some.body"]
     assert config.protections() == {
         "basic_auth_users", "tls_server_config", "tls_server_config.client_auth_type",
-        "tls_server_config.client_allowed_sans",
+        "tls_server_config.client_allowed_sans", "tls_server_config.min_version",
     }  # fmt: skip
 
 

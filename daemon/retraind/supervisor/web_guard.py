@@ -26,8 +26,11 @@ log = logging.getLogger(__name__)
 _SETTLED_NS = 100_000_000
 # A problem that no file's change will end, such as too many open files, is looked at again so often.
 _RETRY_SECONDS = 10.0
+# A look takes microseconds and reading anew milliseconds. On a disk that hangs one thread hangs, and not every client.
+_LOOK_SECONDS = 1.0
 
-# Times, size and inode; None for a file that is not there. The time of the last chmod is one of them.
+# Change of anything, a chmod too; change of the content, which a copy may set at will; size; inode and its device. None
+# for a file that is not there.
 Look = tuple[int, int, int, int, int] | None
 
 
@@ -60,11 +63,15 @@ class Guard:
 
     def access(self) -> Access:
         """What holds for a connection that is made now. Never raises for what is on disk."""
-        with self._lock:
+        if not self._lock.acquire(timeout=_LOOK_SECONDS):
+            return self._access
+        try:
             looks = {path: _look(path) for path in self._looks}
             if looks != self._looks or not self._is_settled or (self._problem and time.monotonic() > self._retry_at):
                 self._refresh(is_changed=looks != self._looks)
             return self._access
+        finally:
+            self._lock.release()
 
     def _refresh(self, *, is_changed: bool) -> None:
         try:
@@ -95,8 +102,8 @@ class Guard:
             problems.raise_if_any()
         finally:
             self._looks = looks
-            newest_ns = max((max(look[0], look[1]) for look in looks.values() if look), default=0)
-            self._is_settled = newest_ns < time.time_ns() - _SETTLED_NS
+            changed_ns = max((look[0] for look in looks.values() if look), default=0)
+            self._is_settled = changed_ns < time.time_ns() - _SETTLED_NS
         names = tls.client_allowed_sans if tls is not None else None
         return Access(config, context, passwords, config.http_server_config.headers.given(), names)
 
@@ -106,7 +113,7 @@ def _look(path: Path) -> Look:
         found = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev
+    return found.st_ctime_ns, found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev
 
 
 def describe(config: WebConfig) -> str:

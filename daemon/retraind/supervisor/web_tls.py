@@ -35,8 +35,7 @@ def make_context(tls: TlsServerConfig, problems: Problems) -> ssl.SSLContext | N
     if tls.client_auth_type in _CLIENTS and tls.client_ca_file is not None:
         # A CA in the middle of a chain, or one client's own certificate, may be what the operator trusts.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        if _is_certificate(tls.client_ca_file, "client_ca_file", problems):
-            context.load_verify_locations(cafile=str(tls.client_ca_file))
+        _load_certificates(context, tls.client_ca_file, "client_ca_file", problems)
         context.verify_mode = _CLIENTS[tls.client_auth_type]
     return context if len(problems.found) == num_before else None
 
@@ -44,7 +43,8 @@ def make_context(tls: TlsServerConfig, problems: Problems) -> ssl.SSLContext | N
 def _load_pair(context: ssl.SSLContext, tls: TlsServerConfig, problems: Problems) -> None:
     if tls.cert_file is None or tls.key_file is None:
         return  # told already
-    has_certificate = _is_certificate(tls.cert_file, "cert_file", problems)
+    alone = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # of a pair OpenSSL does not say which of the two is wrong
+    has_certificate = _load_certificates(alone, tls.cert_file, "cert_file", problems)
     if not _is_readable(tls.key_file, "key_file", problems) or not has_certificate:
         return
     key = f"{_TLS}.key_file"
@@ -66,11 +66,12 @@ def _refuse_passphrase() -> str:
     raise _EncryptedKeyError
 
 
-def _is_certificate(path: Path, name: str, problems: Problems) -> bool:
+def _load_certificates(context: ssl.SSLContext, path: Path, name: str, problems: Problems) -> bool:
+    """Takes the file's certificates as those that are trusted; False when it has none."""
     if not _is_readable(path, name, problems):
         return False
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cafile=str(path))
+        context.load_verify_locations(cafile=str(path))
     except ssl.SSLError as error:
         problems.add_at(f"{_TLS}.{name}", f"{path} holds no certificate in PEM form ({error.reason or error})")
         return False
@@ -81,7 +82,7 @@ def _is_certificate(path: Path, name: str, problems: Problems) -> bool:
 
 
 def _is_readable(path: Path, name: str, problems: Problems) -> bool:
-    """OpenSSL does not say which of two files it can not open, and would wait for ever for a FIFO."""
+    """OpenSSL would wait for ever for a FIFO."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             problems.add_at(f"{_TLS}.{name}", f"{path} is not a regular file")
@@ -95,7 +96,8 @@ def _is_readable(path: Path, name: str, problems: Problems) -> bool:
 
 def has_allowed_name(certificate: Mapping[str, Any] | None, allowed: tuple[str, ...]) -> bool:
     """Whether a subjectAltName of the certificate (as getpeercert gives it) is one of those that are allowed."""
-    names = {_same_form(value) for _, value in (certificate or {}).get("subjectAltName", ()) if isinstance(value, str)}
+    found = (certificate or {}).get("subjectAltName", ())
+    names = {_same_form(value) for kind, value in found if kind in ("DNS", "IP Address", "URI", "email")}
     return not names.isdisjoint(_same_form(name) for name in allowed)
 
 
