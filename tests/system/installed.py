@@ -128,6 +128,10 @@ class Service:
         text = self.shell("journalctl --no-pager --lines=0 --show-cursor")
         return text.partition("cursor: ")[2].strip()
 
+    def operations(self) -> str:
+        """The operators' page as it was installed."""
+        return self.shell("cat /usr/share/doc/retraind/OPERATIONS.md")
+
     def restart(self) -> None:
         self.shell("systemctl reset-failed retraind; systemctl restart retraind")
 

@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from installed import ENDLESS, INCOMING, Service, rows
+import yaml
+from installed import ENDLESS, INCOMING, PRODUCER, Service, rows
 
 QUICK = {"intake": {"quiet_seconds": 0.2, "rescan_seconds": 1}}
 
@@ -274,3 +275,68 @@ def test_a_model_is_trained_under_the_drop_ins_that_are_shipped(service: Service
         assert service.scrape()["retraind_ready"] == 1
     finally:
         service.drop_in(example, "")
+
+
+def test_a_spool_in_another_place_works_by_the_commands_of_the_operators_page(service: Service) -> None:
+    example = service.shell("cat /usr/share/doc/retraind/examples/nfs-spool.conf")
+    commands = re.search(r"with the drop-in nfs-spool.conf.*?\n\n((?:    [^\n]+\n)+)", service.operations(), re.DOTALL)
+    service.drop_in("nfs-spool", example)
+    try:
+        service.configure({**QUICK}, spool={"dir": "/srv/telemetry/retraind"})
+        service.shell(commands[1])
+        service.restart()
+        (service.machine.root / "srv/elsewhere.csv").write_text(rows(2500))
+        service.shell(
+            "cd /srv/telemetry/retraind/incoming; cp /srv/elsewhere.csv .e; mv .e elsewhere.csv", user=PRODUCER
+        )
+        service.ends("elsewhere.csv")
+        service.shell("test -e /srv/telemetry/retraind/done/elsewhere.csv")
+    finally:
+        service.drop_in("nfs-spool", "")
+        service.shell("systemctl stop retraind; rm -r /srv/telemetry /etc/tmpfiles.d/retraind.conf")
+
+
+def test_the_endpoint_has_tls_with_a_key_that_only_root_may_read(service: Service) -> None:
+    service.drop_in("tls-credentials", service.shell("cat /usr/share/doc/retraind/examples/tls-credentials.conf"))
+    command = re.search(r"```sh\n(openssl req .*?)chown", service.operations(), re.DOTALL)[1]
+    hashed = "import bcrypt; print(bcrypt.hashpw(b'secret', bcrypt.gensalt(10)).decode())"
+    try:
+        service.shell(command)
+        service.shell("chmod 0600 /etc/retraind/web.key")
+        users = {"prometheus": service.shell(f'python3 -c "{hashed}"').strip()}
+        web = {"tls_server_config": {"cert_file": "web.crt", "key_file": "web.key"}, "basic_auth_users": users}
+        service.machine.write("/etc/retraind/web.yaml", yaml.safe_dump(web), 0o600)
+        service.configure({**QUICK}, metrics={"web_config": "/run/credentials/retraind.service/web.yaml"})
+        service.restart()
+        curl = "curl --silent --cacert /etc/retraind/web.crt --resolve node1.example:10935:127.0.0.1"
+        url = "https://node1.example:10935/metrics"
+        assert "retraind_ready 1" in service.shell(f"{curl} --fail --user prometheus:secret {url}")
+        assert service.shell(f"{curl} --output /dev/null --write-out '%{{http_code}}' {url}") == "401"
+        assert service.machine.run("curl --silent --fail http://127.0.0.1:10935/metrics").returncode != 0
+    finally:
+        service.drop_in("tls-credentials", "")
+        service.shell("rm -f /etc/retraind/web.*")
+
+
+def test_the_worker_runs_under_an_interpreter_of_its_own(service: Service) -> None:
+    # Without a network: what the second command of the operators page installs is taken from the system here.
+    command = re.search(r"^    (python3 -m venv /opt/retraind/torch)$", service.operations(), re.MULTILINE)[1]
+    service.shell(f"{command} --system-site-packages --without-pip")
+    service.reload({**QUICK}, worker={"python": "/opt/retraind/torch/bin/python"}, training={"epochs": ENDLESS})
+    checked = service.shell("runuser --user=retraind -- retraind check")
+    assert re.search(
+        r"worker.python +pass +/opt/retraind/torch/bin/python: Python 3.13.*, torch 2.6.*, no CUDA", checked
+    )
+    service.drop("venv.csv", rows())
+    service.says("^training venv.csv: epoch")
+    assert "/opt/retraind/torch/bin/python" in service.shell(f"tr '\\0' ' ' < /proc/{service.worker_pid()}/cmdline")
+
+
+def test_an_interpreter_without_torch_makes_jobs_wait_and_says_so(service: Service) -> None:
+    service.shell("python3 -m venv --without-pip /opt/bare")
+    service.reload({**QUICK}, worker={"python": "/opt/bare/bin/python"})
+    service.drop("bare.csv", rows())
+    service.says("^deferred: .*/opt/bare/bin/python")
+    assert service.machine.run("runuser --user=retraind -- retraind preflight").returncode == 2
+    service.reload({**QUICK}, training={"epochs": 2})
+    assert service.ends("bare.csv")["attempts"] == 1
