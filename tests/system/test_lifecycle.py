@@ -68,7 +68,14 @@ def test_a_stop_in_the_middle_of_a_job_is_quick_and_the_next_start_goes_on(servi
     assert service.machine.run("pgrep --full /retraind/worker").returncode == 1
     service.configure({**QUICK}, training={"epochs": 2})
     service.shell("systemctl start retraind")
-    assert service.ends("endless.csv")["attempts"] == 1
+    stopped = service.ends("endless.csv")
+    assert stopped["attempts"] == 1
+    service.reload({**QUICK, "intake": {**QUICK["intake"], "duplicates": "train"}}, training={"epochs": 2})
+    service.drop("at-once.csv", rows())
+    at_once = service.ends("at-once.csv")
+    # The tail of a version's name is the hash of its weights.
+    assert at_once["version"] != stopped["version"]
+    assert at_once["version"].partition("-")[2] == stopped["version"].partition("-")[2]
 
 
 def test_a_worker_that_is_killed_costs_one_attempt_and_not_the_service(service: Service) -> None:
@@ -231,6 +238,19 @@ def test_a_machine_without_a_gpu_starts_trains_and_says_cpu(service: Service) ->
     endless_job(service)
     series = service.scrape()
     assert (series['retraind_job_device{device="cpu"}'], series['retraind_job_device{device="cuda"}']) == (1, 0)
+
+
+def test_loader_processes_without_room_in_shared_memory_do_not_end_in_a_crash_loop(service: Service) -> None:
+    service.shell("systemctl stop retraind; mount -t tmpfs -o size=1m,mode=1777 tmpfs /dev/shm")
+    try:
+        service.configure({**QUICK}, training={"num_workers": 2})
+        service.shell("systemctl start retraind")
+        service.drop("shm.csv", rows(20_000, 32))
+        job = service.ends("shm.csv")
+        assert (job["attempts"], job["state"]) == (1, "published")
+        assert "host.shm" in service.journal(), "it is said that there is little room"
+    finally:
+        service.shell("systemctl stop retraind; umount /dev/shm")
 
 
 NO_USER = """[Service]
