@@ -21,7 +21,7 @@ def test_a_file_moved_in_is_trained_once_published_and_archived(service: Service
     assert service.trained() == ["a.csv"]
     assert (service.models / "telemetry_autoencoder.pt").read_text() == "content"
     assert job["version"] == service.live()["version"]
-    assert not list((service.spool / "active").iterdir())
+    eventually(lambda: not list((service.spool / "active").iterdir()))
     assert service.metric("retraind_jobs_total", result="published") == 1
 
 

@@ -29,8 +29,8 @@ NEEDED_COMMANDS = ("mmdebstrap", "systemd-nspawn", "nsenter", "mount")
 # What the tests use beside what debian/control names. The supervisor's libraries are found by dh_python3 at the build.
 TOOLS = (
     "autopkgtest", "bash-completion", "build-essential", "curl", "dbus", "lintian", "man-db", "openssl", "procps",
-    "prometheus", "promtool", "python3-prometheus-client", "python3-rich", "python3-sdnotify", "python3-watchdog",
-    "systemd", "systemd-sysv",
+    "prometheus", "promtool", "python3-prometheus-client", "python3-pytest", "python3-rich", "python3-sdnotify",
+    "python3-watchdog", "systemd", "systemd-sysv",
 )  # fmt: skip
 # Roomy: an archive that is slow, processors that are busy. They bound what hangs, and say nothing of what is usual.
 MAKE_SECONDS, BOOT_SECONDS, COMMAND_SECONDS, WAIT_SECONDS = 1500, 180, 300, 240
