@@ -27,9 +27,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from retraind import events
-from retraind.config import DataConfig, TrainingConfig
+from retraind.config import DataConfig, TrainingConfig, decisive
 from retraind.job import Order
-from retraind.worker import batches, model, train
+from retraind.worker import batches, checkpoint, model, train
 from retraind.worker.preflight import peak_bytes
 
 NUM_METRICS = 32
@@ -48,6 +48,8 @@ class Silence:
         return False
 
     def progress(self, progress: events.Progress) -> None: ...
+
+    def send(self, event: events.Event) -> None: ...
 
 
 def main() -> int:
@@ -71,6 +73,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=2, help="epochs per run (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each variant (default %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of both variants (default %(default)s)")
+    parser.add_argument(
+        "--checkpoint-seconds", type=float, default=60.0, help="between checkpoints of ours (default %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--csv", action="store_true", help="measure the memory of a whole worker on a CSV file instead")
     parser.add_argument("--child", choices=VARIANTS, help=argparse.SUPPRESS)
@@ -82,18 +87,31 @@ def run_child(arguments: argparse.Namespace) -> dict[str, float]:
     """Trains one variant in this process: rows a second, loss of the last epoch, peak memory."""
     torch.set_num_threads(arguments.threads)
     run = run_naive if arguments.child == "naive" else run_ours
-    rows_per_second, loss = run(arguments.file, arguments.rows, arguments.epochs, arguments.threads)
+    rows_per_second, loss = run(
+        arguments.file, arguments.rows, arguments.epochs, arguments.threads, arguments.checkpoint_seconds
+    )
     return {"rows_per_second": rows_per_second, "loss": loss, "peak_mib": peak_bytes() / MIB}
 
 
-def run_ours(path: Path, num_rows: int, epochs: int, num_threads: int) -> tuple[float, float]:
+def run_ours(path: Path, num_rows: int, epochs: int, num_threads: int, every_seconds: float) -> tuple[float, float]:
     rows = batches.RowRange(path, NUM_METRICS, 0, num_rows)
     settings = TrainingConfig(epochs=epochs, batch_size=BATCH_SIZE, seed=SEED, num_threads=num_threads)
-    _, report = train.train(rows, settings, torch.device("cpu"), Silence())
+    identity = checkpoint.identity_of(
+        job="benchmark",
+        dataset="",
+        shape=(num_rows, NUM_METRICS),
+        device="cpu",
+        precision="float32",
+        training=decisive(settings),
+        data=DataConfig(),
+    )
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        checkpoints = checkpoint.Checkpoints(Path(directory) / "checkpoint", identity, every_seconds)
+        _, report = train.train(rows, settings, torch.device("cpu"), Silence(), checkpoints)
     return report.rows_per_second, report.epoch_losses[-1]
 
 
-def run_naive(path: Path, num_rows: int, epochs: int, _num_threads: int) -> tuple[float, float]:
+def run_naive(path: Path, num_rows: int, epochs: int, _num_threads: int, _every_seconds: float) -> tuple[float, float]:
     """Written as one would the first time: a sample at a time, and the loss read on every step."""
     samples = torch.from_numpy(np.fromfile(path, dtype="<f4").reshape(num_rows, NUM_METRICS))
     loader = DataLoader(TensorDataset(samples, samples), batch_size=BATCH_SIZE, shuffle=True)
@@ -140,6 +158,7 @@ def measure_speed(arguments: argparse.Namespace) -> dict[str, object]:
         "rounds": arguments.rounds,
         "batch_size": BATCH_SIZE,
         "threads": arguments.threads,
+        "checkpoint_seconds": arguments.checkpoint_seconds,
     }
     result["machine"] = machine()
     return result
@@ -147,6 +166,7 @@ def measure_speed(arguments: argparse.Namespace) -> dict[str, object]:
 
 def start_child(variant: str, file: Path, arguments: argparse.Namespace) -> dict[str, float]:
     options = ["--rows", arguments.rows, "--epochs", arguments.epochs, "--threads", arguments.threads, "--file", file]
+    options += ["--checkpoint-seconds", arguments.checkpoint_seconds]
     command = [sys.executable, __file__, "--child", variant, *map(str, options)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
     return dict(json.loads(output))

@@ -114,6 +114,9 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
     # One thread: for a net this small a second one gains 1.4 times on an idle machine and loses 20 times on a busy one.
     num_threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     holdout_share: Annotated[float, Meta(ge=0, le=0.5)] = 0.1
+    # What a crash may cost: at most a minute of training. A checkpoint takes some milliseconds. None writes and reads
+    # none. The one key here that does not decide the weights: see `decisive`.
+    checkpoint_seconds: Seconds | None = 60.0
 
 
 class GateConfig(Section, frozen=True, kw_only=True):
@@ -174,10 +177,17 @@ def keep_restart_keys(old: Config, new: Config) -> Config:
     return msgspec.structs.replace(new, spool=old.spool, models=old.models, state=old.state, metrics=old.metrics)
 
 
+def decisive(training: TrainingConfig) -> dict[str, object]:
+    """The training settings that decide the weights, by name."""
+    values = msgspec.structs.asdict(training)
+    del values["checkpoint_seconds"]
+    return values
+
+
 def settings_fingerprint(config: Config) -> str:
     """Names what decides the weights beside the data: two jobs with one content and one fingerprint are duplicates."""
-    decisive = (config.device, config.data, config.training, config.models.name)
-    return hashlib.sha256(msgspec.json.encode(decisive)).hexdigest()[:16]
+    settings = (config.device, config.data, decisive(config.training), config.models.name)
+    return hashlib.sha256(msgspec.json.encode(settings)).hexdigest()[:16]
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -72,6 +72,23 @@ class Progress(Event, frozen=True, kw_only=True):
     device: str
 
 
+class Resumed(Event, frozen=True, kw_only=True):
+    """Training does not begin, it goes on from a checkpoint: in this epoch, after so many steps in all."""
+
+    epoch: int
+    epochs: int
+    num_steps: int
+
+
+class Checkpointed(Event, frozen=True, kw_only=True):
+    """The state of training after so many steps is durable: an attempt that ends now is gone on from here."""
+
+    epoch: int
+    epochs: int
+    num_steps: int
+    num_bytes: int
+
+
 class Heartbeat(Event, frozen=True, kw_only=True):
     """Sent from the work loop when nothing else is: `done_share` of the running stage, None when unknown."""
 
@@ -97,7 +114,8 @@ class Failed(Event, frozen=True, kw_only=True):
 
 
 KINDS: dict[str, type[Event]] = {
-    kind.__name__.lower(): kind for kind in (Hello, Stage, Checked, Ingested, Progress, Heartbeat, Finished, Failed)
+    kind.__name__.lower(): kind
+    for kind in (Hello, Stage, Checked, Ingested, Progress, Resumed, Checkpointed, Heartbeat, Finished, Failed)
 }
 
 

@@ -39,6 +39,9 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.QUARANTINED: frozenset(),
 }
 
+# The file of the work directory that one attempt leaves for the next; the worker writes it and judges it.
+CHECKPOINT_NAME = "checkpoint"
+
 FINAL_STATES = frozenset(state for state, following in TRANSITIONS.items() if not following)
 
 

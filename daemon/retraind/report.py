@@ -70,6 +70,7 @@ class TrainingReport(Fact, frozen=True, kw_only=True):
     precision: str
     seed: int
     num_skipped_steps: int = 0
+    num_resumes: int = 0  # how often it went on from a checkpoint; `seconds` are of training alone, over all attempts
 
 
 class Evaluation(Fact, frozen=True, kw_only=True):

@@ -1,9 +1,10 @@
 """A real process that speaks the worker's protocol and behaves, or misbehaves, by its dataset's name.
 
 Takes the worker's arguments, needs only the standard library, and knows the protocol by heart: where it and the
-service disagree, the wire has changed. Names: `hold` waits for <spool>/release, `kill` ends itself by SIGKILL,
-`crash` exits 1, `garbage` sends no JSON, `mute` says nothing, `stubborn` ignores SIGTERM, `refuse` reports a bad
-dataset, `host` defers until <spool>/healed exists, `memory` needs a batch of at most 512, `gate` offers NaN.
+service disagree, the wire has changed. Names: `hold` leaves a checkpoint and waits for <spool>/release, `kill` ends
+itself by SIGKILL, `crash` exits 1, `garbage` sends no JSON, `mute` says nothing, `stubborn` ignores SIGTERM, `refuse`
+reports a bad dataset, `host` defers until <spool>/healed exists, `memory` needs a batch of at most 512, `gate` offers
+NaN.
 """
 
 import hashlib
@@ -79,6 +80,10 @@ def dataset() -> dict[str, object]:
 
 def hold() -> None:
     epoch = 0
+    if (work / "checkpoint").exists():
+        send("resumed", epoch=3, epochs=5, num_steps=30)
+    (work / "checkpoint").write_bytes(b"where it was")
+    send("checkpointed", epoch=3, epochs=5, num_steps=30, num_bytes=12)
     while not (spool / "release").exists():
         epoch = min(epoch + 1, 5)
         send("progress", epoch=epoch, epochs=5, loss=0.7413, rows_per_second=512_000.0, seconds_left=8.0, device="cpu")

@@ -81,6 +81,8 @@ def make_events() -> list[events.Event]:
         events.Checked(checks=[check]),
         events.Ingested(dataset=make_dataset(constant_metrics=["load"], problems=[problem])),
         events.Progress(epoch=3, epochs=5, loss=0.7413, rows_per_second=512e3, seconds_left=8.0, device="cpu"),
+        events.Resumed(epoch=2, epochs=5, num_steps=30),
+        events.Checkpointed(epoch=3, epochs=5, num_steps=41, num_bytes=65_536),
         events.Heartbeat(done_share=0.25),
         events.Finished(weights_sha256="cd" * 32, peak_bytes=1024),
         events.Failed(code="malformed", message="no number: 'x'", line=3, column=2, remedy="look at line 3"),

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from retraind import config_file
-from retraind.config import RESTART_KEYS, get_key
+from retraind.config import RESTART_KEYS, Config, TrainingConfig, get_key, settings_fingerprint
 from retraind.errors import ConfigError
 
 SHIPPED = Path(__file__).resolve().parents[2] / "etc" / "retraind.yaml"
@@ -94,6 +94,7 @@ def test_an_empty_file_is_the_defaults(write, content: str) -> None:
         ("gate:\n  max_heldout_loss: 1e999\n", "2: gate.max_heldout_loss: is too large: 1e999"),
         ("training:\n  epochs: 0\n", "2: training.epochs: must be at least 1, not 0"),
         ("training:\n  epochs: 100001\n", "2: training.epochs: must be at most 100000, not 100001"),
+        ("training:\n  checkpoint_seconds: 0\n", "2: training.checkpoint_seconds: must be above 0, not 0"),
         ("training:\n  holdout_share: 0.51\n", "2: training.holdout_share: must be at most 0.5, not 0.51"),
         ("training:\n  learning_rate: 0\n", "2: training.learning_rate: must be above 0, not 0"),
         ("training:\n  learning_rate: -1e-3\n", "2: training.learning_rate: must be above 0, not -1e-3"),
@@ -249,6 +250,15 @@ def test_relative_paths_are_relative_to_the_file_wherever_the_service_starts(wri
     assert config.worker.python == str(tmp_path / "venv/bin/python")
     monkeypatch.chdir(tmp_path)
     assert config_file.load(Path("r.yaml")) == config
+
+
+def test_how_often_training_is_kept_makes_no_old_content_new() -> None:
+    fingerprints = {
+        seconds: settings_fingerprint(Config(training=TrainingConfig(checkpoint_seconds=seconds)))
+        for seconds in (None, 1.0, 60.0)
+    }
+    assert len(set(fingerprints.values())) == 1
+    assert settings_fingerprint(Config(training=TrainingConfig(seed=1))) != fingerprints[60.0]
 
 
 def test_the_default_interpreter_is_no_path(write) -> None:

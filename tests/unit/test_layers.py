@@ -39,7 +39,10 @@ DOORS = {
     "rich": ("commands.screen",),
     "numpy": ("worker.",),
     "pandas": ("worker.",),
-    "torch": ("worker.model", "worker.batches", "worker.step", "worker.train", "worker.evaluate", "worker.main"),
+    "torch": (
+        *("worker.model", "worker.batches", "worker.step", "worker.train", "worker.checkpoint", "worker.evaluate"),
+        "worker.main",
+    ),
     "msgspec": ("",),
 }
 # The vocabulary does no I/O and reads no clock; Path and datetime are its words, not its deeds.

@@ -94,16 +94,24 @@ def test_closing_frees_the_work_directory_but_keeps_a_rejected_candidate(ledger:
     for job_id, state in ((JOB_ID, JobState.PUBLISHED), (OTHER_ID, JobState.REJECTED)):
         job = ledger.save(make_job(id=job_id, state=state))
         leave_candidate(ledger.work_dir(job_id))
+        (ledger.work_dir(job_id) / "checkpoint").write_bytes(b"of a worker that was killed in its last line")
         ledger.close(job)
     assert not ledger.work_dir(JOB_ID).exists()
     assert ledger.candidate(OTHER_ID) is not None
+    assert sorted(path.name for path in ledger.work_dir(OTHER_ID).iterdir()) == ["candidate.json", "weights.pt"]
 
 
-def test_a_fresh_work_directory_holds_nothing_of_an_earlier_attempt(ledger: Ledger) -> None:
+def test_a_fresh_work_directory_holds_nothing_of_an_earlier_attempt_but_its_checkpoint(ledger: Ledger) -> None:
     ledger.save(make_job())
-    leave_candidate(ledger.work_dir(JOB_ID))
+    work_dir = ledger.work_dir(JOB_ID)
+    leave_candidate(work_dir)
+    (work_dir / "rows.f32").write_bytes(b"of a worker that was killed")
+    (work_dir / ".checkpoint.tmp").write_bytes(b"half of one")
+    (work_dir / "strange").mkdir()
+    (work_dir / "checkpoint").write_bytes(b"where it was")
     ledger.fresh_work_dir(JOB_ID)
-    assert list(ledger.work_dir(JOB_ID).iterdir()) == []
+    assert [path.name for path in work_dir.iterdir()] == ["checkpoint"]
+    assert (work_dir / "checkpoint").read_bytes() == b"where it was"
     assert ledger.candidate(JOB_ID) is None
 
 

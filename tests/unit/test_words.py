@@ -22,6 +22,8 @@ from retraind.supervisor.systemd import Systemd
         ("ingest", events.Heartbeat(done_share=0.454), "reading a.csv: 45%"),
         ("ingest", events.Heartbeat(), "reading a.csv"),
         ("import", events.Heartbeat(), "loading torch for a.csv"),
+        ("train", events.Resumed(epoch=3, epochs=5, num_steps=41), "training a.csv: epoch 3/5"),
+        ("train", events.Checkpointed(epoch=3, epochs=5, num_steps=42, num_bytes=9), "training a.csv: epoch 3/5"),
         ("unheard-of", events.Heartbeat(done_share=1.0), "unheard-of a.csv: 100%"),
     ],
 )

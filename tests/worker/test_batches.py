@@ -101,6 +101,18 @@ def test_the_order_depends_on_seed_and_epoch_alone(tmp_path, sizes):
     assert labels(Batches(rows, 8, seed=2, device=CPU, **sizes).epoch(3)) != third
 
 
+@forks
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("sizes", [RESIDENT, STREAMED], ids=["resident", "streamed"])
+def test_an_epoch_without_its_first_batches_is_the_rest_of_it(tmp_path, sizes, num_workers):
+    rows = write_rows(tmp_path / "rows", 81)  # the last batch takes a ninth row
+    whole = labels(Batches(rows, 8, seed=1, device=CPU, **sizes).epoch(3))
+    for num_done in range(len(whole) + 1) if not num_workers else (3, 7):
+        rest = Batches(rows, 8, seed=1, device=CPU, num_workers=num_workers, **sizes)
+        assert labels(rest.epoch(3, num_done)) == whole[num_done:]
+        assert labels(rest.epoch(4)) == labels(Batches(rows, 8, seed=1, device=CPU, **sizes).epoch(4))
+
+
 def test_seed_and_epoch_are_not_added_up():
     assert generator_for(1, 2).initial_seed() != generator_for(2, 1).initial_seed()
     generator_for(2**63 - 1, 10)

@@ -211,7 +211,8 @@ def test_sigterm_ends_training_between_two_steps(supervisor, dataset):
     supervisor.process.send_signal(signal.SIGTERM)
     assert supervisor.finish() == errors.Interrupted.exit_status
     assert supervisor.events[-1].code == "terminated"
-    assert list(supervisor.work_dir.iterdir()) == []
+    assert isinstance(supervisor.events[-2], events.Checkpointed)
+    assert [path.name for path in supervisor.work_dir.iterdir()] == ["checkpoint"]
 
 
 def test_ctrl_c_on_a_terminal_is_left_to_the_supervisor(supervisor, dataset):

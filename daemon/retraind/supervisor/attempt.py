@@ -104,6 +104,10 @@ class Attempt:
                 self._enter_stage(name, now)
             case events.Progress():
                 self._metrics.progress(event)
+            case events.Resumed():
+                self._metrics.resumed()
+            case events.Checkpointed():
+                self._metrics.checkpointed()
             case events.Checked(checks=checks):
                 self._metrics.checked(checks)
                 for check in checks:

@@ -15,7 +15,7 @@ import msgspec
 
 from retraind import fsio, typed_json
 from retraind.errors import HostError
-from retraind.job import FINAL_STATES, Job, JobState
+from retraind.job import CHECKPOINT_NAME, FINAL_STATES, Job, JobState
 from retraind.locks import take_lock
 from retraind.report import Candidate
 
@@ -106,14 +106,18 @@ class Ledger:
         return self._published.get((sha256, settings))
 
     def work_dir(self, job_id: str) -> Path:
-        """Where the worker keeps its cache and leaves its candidate."""
+        """Where the worker keeps its cache and its checkpoint, and leaves its candidate."""
         return self.jobs_dir / job_id / "work"
 
     def fresh_work_dir(self, job_id: str) -> Path:
-        """An empty work directory: what an earlier attempt left is gone before the next one starts."""
+        """A work directory that holds nothing of an earlier attempt but its checkpoint."""
         path = self.work_dir(job_id)
-        shutil.rmtree(path, ignore_errors=True)
         fsio.make_dir(path, 0o750)
+        for entry in path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != CHECKPOINT_NAME:
+                entry.unlink()  # an old candidate that stayed would be published as the new one
         return path
 
     def candidate(self, job_id: str) -> Candidate | None:
@@ -126,8 +130,11 @@ class Ledger:
 
     def close(self, job: Job) -> None:
         """Frees what an ended job no longer needs, and the oldest records beyond the limit."""
-        if job.state is not JobState.REJECTED:  # a rejected candidate is kept: somebody will want to look at it
-            shutil.rmtree(self.work_dir(job.id), ignore_errors=True)
+        work_dir = self.work_dir(job.id)
+        if job.state is not JobState.REJECTED:
+            shutil.rmtree(work_dir, ignore_errors=True)
+        else:  # somebody will want to look at the candidate
+            (work_dir / CHECKPOINT_NAME).unlink(missing_ok=True)
         self._num_records += 1
         if self._num_records > KEEP_RECORDS * 1.1:
             self._prune()

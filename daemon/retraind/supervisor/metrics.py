@@ -99,6 +99,8 @@ class Metrics:
         self._quarantined = make.counter("quarantined", "Quarantined datasets by code.", {"code": codes})
         retries = tuple(RETRIES.values())
         self._retries = make.counter("job_retries", "Attempts that are to be repeated, by cause.", {"cause": retries})
+        self._checkpoints = make.counter("job_checkpoints", "States of training that were kept to go on from.")
+        self._resumes = make.counter("job_resumes", "Attempts that went on from a checkpoint.")
         self._job_seconds = make.histogram("job_duration_seconds", "From the claim of a dataset to its end.")
         self._stage_seconds = make.histogram(
             "stage_duration_seconds", "Duration of completed stages.", {"stage": STAGES}
@@ -239,6 +241,12 @@ class Metrics:
         """An attempt that came to its end."""
         self._steps.inc(_bounded(training.num_steps))
         self._skipped_steps.inc(_bounded(training.num_skipped_steps))
+
+    def checkpointed(self) -> None:
+        self._checkpoints.inc()
+
+    def resumed(self) -> None:
+        self._resumes.inc()
 
     def unknown_events(self, number: int) -> None:
         self._unknown_events.inc(number)

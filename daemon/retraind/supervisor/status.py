@@ -48,6 +48,8 @@ def describe_work(name: str, stage: str, event: events.Event | None) -> str:
             return (
                 f"training {name}: epoch {event.epoch}/{event.epochs}, {loss}{speed}{duration(event.seconds_left)} left"
             )
+        case events.Resumed() | events.Checkpointed():
+            return f"training {name}: epoch {event.epoch}/{event.epochs}"
         case events.Heartbeat(done_share=share) if share is not None:
             return f"{_VERBS.get(stage, stage)} {name}: {share:.0%}"
         case _:

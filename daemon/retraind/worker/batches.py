@@ -178,27 +178,39 @@ class Batches:
             pin_memory=self._is_cuda and not self.num_workers,
         )
         self._copied = torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
+        self._is_resident = len(cut(rows.num_rows, self.window_rows)) == 1
         self._resident_ND: Tensor | None = None
 
-    def epoch(self, epoch: int) -> Iterator[Tensor]:
-        """Every row once, shuffled. A batch is the caller's own."""
-        generator = generator_for(self.seed, epoch)
-        for window_ND in self._windows(generator):
-            order_N = torch.randperm(len(window_ND), generator=generator)
-            yield from self._gather(window_ND, order_N)
+    def epoch(self, epoch: int, num_done: int = 0) -> Iterator[Tensor]:
+        """Every row once, shuffled, without the first `num_done` batches. A batch is the caller's own.
 
-    def _windows(self, generator: torch.Generator) -> Iterator[Tensor]:
-        """The epoch's windows, on the device when this process gathers, on the host when loader processes do."""
+        Windows that are done are not read, but their order is drawn: the rest of the epoch is what it would have been.
+        """
+        generator = generator_for(self.seed, epoch)
+        for ranges in self._plan(generator):
+            num_rows = sum(stop - start for start, stop in ranges)
+            order_N = torch.randperm(num_rows, generator=generator)
+            cuts = cut(num_rows, self.batch_size)
+            if num_done < len(cuts):
+                yield from self._gather(self._window(ranges), order_N, cuts[num_done:])
+            num_done = max(0, num_done - len(cuts))
+
+    def _plan(self, generator: torch.Generator) -> list[list[tuple[int, int]]]:
+        """The ranges of rows that make up each window of an epoch."""
         num_rows = self.rows.num_rows
-        if len(cut(num_rows, self.window_rows)) == 1:
-            if self._resident_ND is None:
-                self._resident_ND = self._load([(0, num_rows)])
-            yield self._resident_ND
-            return
+        if self._is_resident:
+            return [[(0, num_rows)]]
         num_blocks = -(-num_rows // self.block_rows)
         order = torch.randperm(num_blocks, generator=generator)
-        for ranges in plan_windows(num_rows, self.block_rows, self.window_rows, order):
-            yield self._load(ranges)
+        return plan_windows(num_rows, self.block_rows, self.window_rows, order)
+
+    def _window(self, ranges: list[tuple[int, int]]) -> Tensor:
+        """A window, on the device when this process gathers, on the host when loader processes do."""
+        if not self._is_resident:
+            return self._load(ranges)
+        if self._resident_ND is None:
+            self._resident_ND = self._load(ranges)
+        return self._resident_ND
 
     def _load(self, ranges: list[tuple[int, int]]) -> Tensor:
         """Reads one window. The host buffer is used again, so on CUDA its last copy must have left it first."""
@@ -211,9 +223,8 @@ class Batches:
         self._copied.record()
         return window_ND
 
-    def _gather(self, window_ND: Tensor, order_N: Tensor) -> Iterator[Tensor]:
-        """A window's batches. What loader processes fail to deliver is gathered here, in the same order."""
-        cuts = cut(len(order_N), self.batch_size)
+    def _gather(self, window_ND: Tensor, order_N: Tensor, cuts: list[tuple[int, int]]) -> Iterator[Tensor]:
+        """The batches of `cuts`. What loader processes fail to deliver is gathered here, in the same order."""
         if self.num_workers:
             try:
                 for x_BD in self._load_in_processes(window_ND, [order_N[start:stop] for start, stop in cuts]):

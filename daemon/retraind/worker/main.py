@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import retraind
-from retraind import events, fsio, logs, report, typed_json
+from retraind import config, events, fsio, logs, report, typed_json
 from retraind.errors import DataError, HostError, Interrupted, ResourceError, RetraindError, UsageError
-from retraind.job import Order
+from retraind.job import CHECKPOINT_NAME, Order
 from retraind.worker import preflight
 from retraind.worker.emit import Emitter, die_with_parent
 
@@ -132,6 +132,7 @@ def work(order: Order, emitter: Emitter) -> events.Finished:
 
     # The weights lie on disk already. From the next line's return on, a power cut loses nothing of this job.
     fsio.write_atomic(work_dir / CANDIDATE_NAME, msgspec.json.encode(candidate))
+    (work_dir / CHECKPOINT_NAME).unlink(missing_ok=True)
     return events.Finished(weights_sha256=candidate.weights_sha256, peak_bytes=preflight.peak_bytes())
 
 
@@ -139,13 +140,25 @@ def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) 
     """Trains, evaluates, writes the weights durably and describes what they read back as."""
     emitter.send(events.Stage(name="import"))
     preflight.require_torch(str(load("torch", "no_torch").__version__))
-    from retraind.worker import batches, evaluate, model, train  # noqa: PLC0415  (they need torch)
+    from retraind.worker import batches, checkpoint, evaluate, model, train  # noqa: PLC0415  (they need torch)
 
     emitter.send(events.Stage(name="train"))
     device = train.choose_device(order.device)
     rows = batches.RowRange(ingested.rows.path, ingested.rows.num_metrics, 0, ingested.rows.num_rows)
     training_rows, heldout_rows = batches.split_rows(rows, order.training.holdout_share)
-    trained, training = train.train(training_rows, order.training, device, emitter)
+    checkpoints = None
+    if order.training.checkpoint_seconds is not None:
+        identity = checkpoint.identity_of(
+            job=order.job,
+            dataset=ingested.dataset.sha256,
+            shape=(training_rows.num_rows, training_rows.num_metrics),
+            device=device.type,
+            precision=train.precision_in_force(order.training, device),
+            training=config.decisive(order.training),
+            data=order.data,
+        )
+        checkpoints = checkpoint.Checkpoints(work_dir / CHECKPOINT_NAME, identity, order.training.checkpoint_seconds)
+    trained, training = train.train(training_rows, order.training, device, emitter, checkpoints)
 
     emitter.send(events.Stage(name="evaluate"))
     evaluation = evaluate.evaluate(trained, training_rows, heldout_rows, device, emitter.beat)

@@ -9,7 +9,7 @@ AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization". BatchNorm
 # B batch, D metrics, H hidden, L latent
 # ruff: noqa: N803, N806  (tensors carry their shape)
 
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,12 @@ class Step(Protocol):
     def __call__(self, x_BD: Tensor) -> Tensor: ...
     def finish(self) -> None:
         """Puts what was learned into the model."""
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step depends on, the model included: numbers and tensors that the step may still change."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from the state of another step of the same form."""
 
 
 def make_step(model: TelemetryAutoencoder, training: TrainingConfig, precision: Precision) -> Step:
@@ -76,6 +82,20 @@ class AutogradStep:
 
     def finish(self) -> None:
         """The model's own parameters were trained."""
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": dict(self._model.state_dict()),
+            "optimizer": self._optimizer.state_dict(),
+            "scaler": self._scaler.state_dict(),
+            "skips": self._skips.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._scaler.load_state_dict(state["scaler"])
+        self._skips.restore(state["skips"])
 
 
 class _Half:
@@ -171,6 +191,17 @@ class HandWrittenStep:
             cast("Tensor", half.norm.num_batches_tracked).add_(self._num_steps)
         self._num_steps = 0
 
+    def state(self) -> dict[str, Any]:
+        self.finish()
+        return {"model": dict(self._model.state_dict()), "optimizer": self._optimizer.state_dict()}
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Any]) -> None:
+        self._model.load_state_dict(state["model"])
+        for parameter, weight in zip(self._model.parameters(), self._weights, strict=True):
+            weight.copy_(parameter)
+        self._optimizer.load_state_dict(state["optimizer"])
+
 
 def _views(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
     """The vector cut into tensors of the given shapes, without a copy."""
@@ -226,6 +257,15 @@ class FusedAdamW:
             maximize=False,
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"exp_avgs": self._exp_avgs, "exp_avg_sqs": self._exp_avg_sqs, "step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._step.copy_(state["step"])
+        for moments, name in ((self._exp_avgs, "exp_avgs"), (self._exp_avg_sqs, "exp_avg_sqs")):
+            for moment, saved in zip(moments, state[name], strict=True):
+                moment.copy_(saved)
+
 
 def make_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.Optimizer:
     """FusedAdamW, or torch's own AdamW under a torch without the operator."""
@@ -260,3 +300,11 @@ class SkipCounter:
         if self._num_consecutive > MAX_CONSECUTIVE_SKIPS:
             raise TrainingError("diverged", f"fp16 gradients overflow: {self._num_consecutive} steps in a row skipped")
         return True
+
+    def state(self) -> dict[str, Any]:
+        return {"num_skipped": self.num_skipped, "num_consecutive": self._num_consecutive}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Call once the scaler has its own state again."""
+        self.num_skipped, self._num_consecutive = state["num_skipped"], state["num_consecutive"]
+        self._scale = self._scaler.get_scale()
