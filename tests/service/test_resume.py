@@ -22,7 +22,7 @@ def rows(num_rows: int) -> str:
 
 
 @pytest.fixture
-def planned(make_service, monkeypatch) -> Service:
+def planned(make_service) -> Service:
     """The service with the real worker, which is killed as spool/../plan says, one line an attempt."""
     service = make_service(fake=False, training={"epochs": 4, "batch_size": 64}, worker={"stop_seconds": 15.0})
     plan = service.root / "plan"
@@ -43,14 +43,12 @@ def test_a_job_that_is_killed_and_stopped_goes_on_and_publishes_the_weights_of_o
     planned.start()
     planned.drop("node.csv", rows(641))
     # The first attempt is killed after step 12; the second goes on in epoch 2 of 4, and stands there.
-    text = eventually(
-        lambda: (found := str(planned.status()["text"])).startswith("training node.csv: epoch 2/4") and found
-    )
-    assert planned.states() == {"node.csv": "running"}
-    assert planned.jobs()[0]["attempts"] == 2, text
     eventually(lambda: planned.metric("retraind_job_resumes_total") == 1)
+    eventually(lambda: planned.metric("retraind_job_epoch") == 2)
+    eventually(lambda: str(planned.status()["text"]).startswith("training node.csv: epoch 2/4"))
+    assert planned.states() == {"node.csv": "running"}
+    assert planned.jobs()[0]["attempts"] == 2
     assert planned.metric("retraind_job_checkpoints_total") == 3, "the fourth was durable, but not told any more"
-    assert planned.metric("retraind_job_epoch") == 2
     stopped_at = time.monotonic()
     assert planned.stop() == 0
     assert time.monotonic() - stopped_at < STOP_SECONDS

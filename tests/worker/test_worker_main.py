@@ -246,6 +246,7 @@ def test_a_worker_whose_supervisor_is_gone_stops_by_itself(supervisor, dataset):
     supervisor.connection.close()
     assert supervisor.process.wait(DEADLINE_SECONDS) == errors.Interrupted.exit_status
     assert "Traceback" not in supervisor.log()
+    assert [path.name for path in supervisor.work_dir.iterdir()] == ["checkpoint"]
 
 
 def test_a_worker_that_finds_no_supervisor_does_nothing(supervisor, dataset):

@@ -1,6 +1,7 @@
 """`retraind train FILE...`: one job in the foreground, through the worker, the gate and the publisher of the service.
 
-Needs no spool and no state directory: its work lies in a temporary directory that is gone afterwards.
+Needs no spool and no state directory: its work lies in a temporary directory that is gone afterwards. An attempt after
+a crash of the worker goes on from the checkpoint there; a run that is ended leaves none.
 """
 
 import secrets
