@@ -132,7 +132,7 @@ def work(order: Order, emitter: Emitter) -> events.Finished:
 
     # The weights lie on disk already. From the next line's return on, a power cut loses nothing of this job.
     fsio.write_atomic(work_dir / CANDIDATE_NAME, msgspec.json.encode(candidate))
-    (work_dir / CHECKPOINT_NAME).unlink(missing_ok=True)
+    (work_dir / CHECKPOINT_NAME).unlink(missing_ok=True)  # one that a crash leaves here goes with the job
     return events.Finished(weights_sha256=candidate.weights_sha256, peak_bytes=preflight.peak_bytes())
 
 
