@@ -19,12 +19,13 @@ from retraind.printable import printable
 
 DEFAULT_CONFIG = Path("/etc/retraind/retraind.yaml")
 _EXIT_USAGE = 64
+MODEL_ACTIONS = ("list", "show", "verify", "rollback", "pin", "unpin")
 EXIT_STATUSES = {
     0: "done",
     1: "the gate rejected the model (`train`), or something is to be warned of (`preflight`)",
     2: "a job would be deferred (`preflight`)",
     64: "the arguments do not make sense, or name what does not exist",
-    65: "the dataset can not be used: the message says where and why",
+    65: "the dataset can not be used: the message says where and why; a version is damaged (`models verify`)",
     69: "the machine can not do it now: a path, a port, memory, a missing package; no service runs (`status`)",
     70: "training failed, or its process was lost",
     71: "memory ran out",
@@ -93,7 +94,12 @@ def build_parser() -> argparse.ArgumentParser:
     which = requeue.add_mutually_exclusive_group(required=True)
     which.add_argument("job", nargs="?", metavar="JOB", help="a job id as `retraind jobs` shows it")
     which.add_argument("--all-quarantined", action="store_true", help="every file in quarantine/")
-    verb("models", "list the published versions", _MODELS, json)
+    models = verb("models", "list, check, roll back and pin the published versions", _MODELS, json)
+    models.add_argument(
+        "action", nargs="?", choices=MODEL_ACTIONS, default="list", help="what to do (default: list them)"
+    )
+    models.add_argument("version", nargs="?", metavar="VERSION", help="as the list has it, or its number alone")
+    models.add_argument("--all", action="store_true", help="verify every version")
     return parser
 
 
@@ -119,8 +125,15 @@ _JOBS = """Prints the file, the state, the attempts, and the published version o
 A job's file is in active/ while the job is open, then in done/ or quarantine/."""
 _REQUEUE = """Moves the file from quarantine/ to incoming/, where the service finds it as a new dataset, and
 removes the reason file. Mend the cause first: raise the limit, or give more memory."""
-_MODELS = """Prints dataset, rows, metrics, held-out loss, and the loss of predicting each metric's mean.
-The live version is the one that <models.dir>/<models.name>.pt leads to."""
+_MODELS = """list: dataset, rows, metrics, held-out loss, and the loss of predicting each metric's mean. The live
+version is the one that <models.dir>/<models.name>.pt leads to.
+
+show VERSION: all that its manifest says. verify: reads the weights of the live version, of VERSION or of all, and
+compares them with what was published; exit status 65 when something is damaged or the link leads elsewhere.
+
+rollback: makes VERSION live, or the version that was live before; a second one without VERSION takes the first one
+back. The service lets it be, and its next publication becomes live as ever. pin, unpin: a pinned version is not
+removed when there are more than models.keep."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -175,7 +188,7 @@ def _run(options: argparse.Namespace) -> int:
         case "models":
             from retraind.commands.models import models
 
-            return models(config, as_json=options.json)
+            return models(config, options.action, options.version, every=options.all, as_json=options.json)
         case _:
             return _run_jobs(config, options)
 

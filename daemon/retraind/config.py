@@ -18,6 +18,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+# A program and its arguments, run without a shell; empty is none.
+Command = tuple[str, ...]
 # The model's name becomes a directory and a file name, so it must not leave models.dir.
 Name = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$", description="letters, digits, `_`, `.` and `-`")
@@ -46,6 +48,8 @@ class ModelsConfig(Section, frozen=True, kw_only=True):
 
     dir: Path = Path("/var/models")
     name: Name = "telemetry_autoencoder"
+    # Enough to go back by, and a bound for the disk. The live version, the one before and pinned ones are kept anyway.
+    keep: Positive | None = 10
 
 
 class StateConfig(Section, frozen=True, kw_only=True):
@@ -126,6 +130,14 @@ class GateConfig(Section, frozen=True, kw_only=True):
     max_heldout_loss: Annotated[float, Meta(gt=0)] | None = None
 
 
+class PublishConfig(Section, frozen=True, kw_only=True):
+    """Programs of yours around a publication. They run as the service's user, within the unit's sandbox."""
+
+    hook: Command = ()
+    hook_timeout_seconds: Seconds = 60.0
+    sign: Command = ()
+
+
 class LogConfig(Section, frozen=True, kw_only=True):
     """What goes to the journal."""
 
@@ -145,6 +157,7 @@ class Config(Section, frozen=True, kw_only=True):
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     gate: GateConfig = GateConfig()
+    publish: PublishConfig = PublishConfig()
     log: LogConfig = LogConfig()
 
 
@@ -174,7 +187,8 @@ def restart_changes(old: Config, new: Config) -> list[str]:
 
 def keep_restart_keys(old: Config, new: Config) -> Config:
     """`new`, with the keys that only a restart can change as they are in `old`."""
-    return msgspec.structs.replace(new, spool=old.spool, models=old.models, state=old.state, metrics=old.metrics)
+    models = msgspec.structs.replace(new.models, dir=old.models.dir, name=old.models.name)
+    return msgspec.structs.replace(new, spool=old.spool, models=models, state=old.state, metrics=old.metrics)
 
 
 def decisive(training: TrainingConfig) -> dict[str, object]:

@@ -175,7 +175,7 @@ class PublishError(RetraindError):
 
     disposition = Disposition.RETRY_PUBLISH
     exit_status = 73  # EX_CANTCREAT
-    codes = frozenset({"models_dir_unwritable", "disk_full", "path_taken", "locked"})
+    codes = frozenset({"models_dir_unwritable", "disk_full", "path_taken", "locked", "sign_failed"})
 
 
 # What a worker may report about itself, by its exit status. 65 and 70 are told apart by the code it sent.

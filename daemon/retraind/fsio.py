@@ -9,6 +9,8 @@ import ctypes
 import errno
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -92,6 +94,25 @@ def make_dir(path: Path, mode: int) -> None:
         path.rmdir()  # a directory with another mode would be taken for the right one the next time
         raise
     fsync_dir(path.parent)
+
+
+@contextmanager
+def as_owner_of(directory: Path) -> Iterator[None]:
+    """What root does meanwhile is done by the directory's owner and group: the owner can change what root made there.
+
+    Does nothing for any other user. It is the whole process that changes: for a command, not beside other threads.
+    """
+    if os.geteuid() != 0:
+        yield
+        return
+    info, group = directory.stat(), os.getegid()
+    os.setegid(info.st_gid)
+    try:
+        os.seteuid(info.st_uid)
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(group)
 
 
 def move(source: bytes, target: bytes) -> None:

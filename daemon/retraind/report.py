@@ -139,3 +139,26 @@ class Manifest(Fact, frozen=True, kw_only=True):
     evaluation: Evaluation
     versions: dict[str, str]
     schema: int = 1
+
+
+def manifest_of(
+    candidate: Candidate, version: str, sequence: int, model_name: str, job: str, now: datetime
+) -> Manifest:
+    """The manifest of a candidate that becomes a version."""
+    return Manifest(
+        version=version,
+        sequence=sequence,
+        model_name=model_name,
+        published_at=now,
+        job=job,
+        weights_sha256=candidate.weights_sha256,
+        weights_bytes=candidate.weights_bytes,
+        shape=candidate.shape,
+        metric_names=candidate.dataset.metric_names,
+        scaler=candidate.scaler,
+        threshold=None,
+        dataset=candidate.dataset,
+        training=candidate.training,
+        evaluation=candidate.evaluation,
+        versions=candidate.versions,
+    )

@@ -84,7 +84,7 @@ def _terms(parser: argparse.ArgumentParser) -> Iterator[str]:
         if isinstance(action, argparse._HelpAction) or group in told:  # noqa: SLF001
             continue
         if group is None:
-            is_needed = not action.option_strings or action.required
+            is_needed = action.nargs != "?" and (not action.option_strings or action.required)
             yield _written(action, "|") if is_needed else f"[{_written(action, '|')}]"
         else:
             told.add(group)

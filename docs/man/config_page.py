@@ -17,7 +17,10 @@ from retraind import config_file
 from retraind.config import RESTART_KEYS, Config, Section
 
 NAMES = frozenset(config_file.all_keys())
-_BASES = {int: "whole number", float: "number", bool: "true or false", Path: "path", str: "text"}
+_BASES = {
+    int: "whole number", float: "number", bool: "true or false", Path: "path", str: "text",
+    tuple[str, ...]: "list of words",
+}  # fmt: skip
 
 
 class SourceError(Exception):

@@ -31,7 +31,11 @@ FAMILIES = {
     errors.ResourceError: (Disposition.RETRY_SMALLER, 71, "out_of_memory"),
     errors.TrainingError: (Disposition.RETRY_FLOAT32, 70, "diverged non_finite_loss"),
     errors.WorkerLost: (Disposition.RETRY, 70, "protocol silent timeout worker_crash"),
-    errors.PublishError: (Disposition.RETRY_PUBLISH, 73, "disk_full locked models_dir_unwritable path_taken"),
+    errors.PublishError: (
+        Disposition.RETRY_PUBLISH,
+        73,
+        "disk_full locked models_dir_unwritable path_taken sign_failed",
+    ),
 }
 FROM_WORKERS = [(family, code) for family in errors.WORKER_FAMILIES for code in sorted(family.codes)]
 # What a machine can do wrong: no dataset is ever blamed for one of these.

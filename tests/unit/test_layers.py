@@ -18,10 +18,12 @@ LAYERS = {
     **dict.fromkeys(("errors", "config", "job", "events", "report", "printable", "typed_json"), "vocabulary"),
     **dict.fromkeys(("web_config",), "vocabulary"),
     **dict.fromkeys(("config_file", "web_config_file", "fsio", "locks", "logs"), "ground"),
+    **dict.fromkeys(("consumer",), "consumer"),
     **dict.fromkeys(("supervisor", "worker", "commands"), ""),  # by the name of the directory
     **dict.fromkeys(("cli", "__main__"), "cli"),
 }
 MAY_IMPORT = {
+    "consumer": set(),  # it is copied into programs of others
     "vocabulary": {"vocabulary"},
     "ground": {"vocabulary", "ground"},
     "supervisor": {"vocabulary", "ground", "supervisor"},
@@ -132,6 +134,11 @@ def test_a_library_has_one_door() -> None:
         }
         assert not strangers, f"{library} is imported by {sorted(strangers)}"
         assert importers, f"{library} has a door that nobody uses"
+
+
+def test_the_consumers_module_can_be_copied_alone() -> None:
+    names = {name.partition(".")[0] for name in imports_of(read("consumer"))}
+    assert names <= sys.stdlib_module_names
 
 
 def _loaded(statement: str, *arguments: str) -> set[str]:

@@ -90,7 +90,7 @@ def test_every_verb_has_its_synopsis_and_says_what_it_does(commands: str, verb: 
     assert flat(parser.description) in flat(words)
     for action in parser._actions:
         if action.dest != "help":
-            name = action.option_strings[0] if action.option_strings else action.metavar
+            name = action.option_strings[0] if action.option_strings else action.metavar or next(iter(action.choices))
             assert name in synopsis[1]
             # What several verbs take is explained once, among the options.
             assert flat(action.help)[1:] in flat(told[1] + section(commands, "OPTIONS"))
@@ -123,7 +123,7 @@ def test_every_exit_status_is_told(commands: str) -> None:
 @pytest.mark.parametrize("key", config_file.all_keys())
 def test_every_key_is_told_with_its_default_and_when_a_change_counts(keys: str, key: str) -> None:
     value = get_key(Config(), key)
-    default = "null" if value is None else str(value)
+    default = {None: "null", (): "[]"}.get(value, str(value))
     told = re.search(rf"^\.TP\n{re.escape(key)}\n(?:.+\n)+?Default: {re.escape(default)}\.\n"
                      r"Takes effect at a (\w+)\.\n\.IP\n(.+)", section(keys, "KEYS"), re.MULTILINE)  # fmt: skip
     assert told, key

@@ -23,14 +23,14 @@ from retraind.printable import printable
 from retraind.report import Candidate, Manifest
 from retraind.supervisor import gate, schedule, status
 from retraind.supervisor.child import Child, Outcome
-from retraind.supervisor.publish import CandidateDamaged, Publisher
+from retraind.supervisor.publish import WAIT_SECONDS, CandidateDamaged, Publisher
 
 EXIT_REJECTED = 1
 
 
 def train(config: Config, files: list[Path], *, as_json: bool) -> int:
     """Trains on the files as one dataset and publishes; 0, 1 when the gate rejects, else the error's exit status."""
-    publisher = Publisher(config.models.dir, config.models.name)
+    publisher = Publisher(config.models.dir, config.models.name, WAIT_SECONDS)
     publisher.open()
     job = new_job(files, datetime.now(UTC))
     with tempfile.TemporaryDirectory(prefix="retraind-") as work:
@@ -41,9 +41,14 @@ def train(config: Config, files: list[Path], *, as_json: bool) -> int:
             screen.complain("rejected by the gate: " + "; ".join(reason.message for reason in reasons))
             return EXIT_REJECTED
         try:
-            manifest = publisher.publish(candidate, Path(work) / "weights.pt", job.id, datetime.now(UTC))
+            weights, now = Path(work) / "weights.pt", datetime.now(UTC)
+            manifest = publisher.publish(candidate, weights, job.id, now, config.publish.sign)
         except CandidateDamaged as error:
             raise PublishError("models_dir_unwritable", str(error)) from error
+    try:
+        publisher.prune(config.models.keep, now)
+    except PublishError as error:
+        screen.complain(f"old versions are not removed: {error}")
     _print(manifest, publisher, as_json=as_json)
     return 0
 

@@ -21,12 +21,11 @@ from retraind import events, fsio
 from retraind.config import WorkerConfig
 from retraind.errors import HostError, Interrupted, RetraindError, WorkerLost, worker_error
 from retraind.job import Order
+from retraind.supervisor import program
 
 log = logging.getLogger(__name__)
 
 WORKER_DIR = Path(__file__).resolve().parent.parent / "worker"
-# A worker must not notify systemd in the service's name, nor answer its watchdog.
-_PRIVATE_ENVIRONMENT = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
 # From SIGABRT to SIGKILL: long enough to write every thread's stack.
 _ABORT_GRACE_SECONDS = 3.0
 _MAX_CONNECTIONS = 4
@@ -74,12 +73,11 @@ class Child:
         order_path = Path(self.order.work_dir) / "order.json"
         fsio.write_atomic(order_path, msgspec.json.encode(self.order), mode=0o640)
         self._listener = _listen(Path(self.order.socket))
-        environment = {key: value for key, value in os.environ.items() if key not in _PRIVATE_ENVIRONMENT}
         try:
             self._process = subprocess.Popen(
                 [self._python, "-s", str(WORKER_DIR), str(order_path)],
                 stdin=subprocess.DEVNULL,
-                env=environment,
+                env=program.environment(),
                 cwd="/",
             )
         except OSError as error:

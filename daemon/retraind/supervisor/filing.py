@@ -10,9 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from retraind.config import Config
+from retraind.errors import PublishError
 from retraind.job import Job, JobState, Reason, advance
 from retraind.report import Candidate
 from retraind.supervisor import gate
+from retraind.supervisor.history import sequence_of
+from retraind.supervisor.hook import Hook
 from retraind.supervisor.ledger import Ledger
 from retraind.supervisor.metrics import Metrics
 from retraind.supervisor.publish import CandidateDamaged, Publisher
@@ -24,8 +27,10 @@ log = logging.getLogger(__name__)
 class Filing:
     """Trained jobs on their way to the models directory, ended ones on their way to done/ or quarantine/."""
 
-    def __init__(self, spool: Spool, ledger: Ledger, publisher: Publisher, metrics: Metrics) -> None:
+    def __init__(self, spool: Spool, ledger: Ledger, publisher: Publisher, hook: Hook, metrics: Metrics) -> None:
         self._spool, self._ledger, self._publisher, self._metrics = spool, ledger, publisher, metrics
+        self._hook = hook
+        self._live: str | None = None  # the version that is known to be live, None before the first look
         self.unfiled: dict[str, Job] = {}
 
     def trained(self) -> Job | None:
@@ -53,18 +58,23 @@ class Filing:
             reason = Reason(code=reasons[0].code, message=message)
             self.finish(advance(job, JobState.REJECTED, datetime.now(UTC), reason=reason))
             return
-        self._publish(job, candidate)
+        self._publish(job, candidate, config)
 
-    def _publish(self, job: Job, candidate: Candidate) -> None:
+    def _publish(self, job: Job, candidate: Candidate, config: Config) -> None:
         started_at = time.monotonic()
         weights = self._ledger.work_dir(job.id) / "weights.pt"
         try:
-            manifest = self._publisher.publish(candidate, weights, job.id, datetime.now(UTC))
+            manifest = self._publisher.publish(candidate, weights, job.id, datetime.now(UTC), config.publish.sign)
         except CandidateDamaged as error:
             self._train_again(job, str(error))
             return
         self._metrics.stage_ended("publish", time.monotonic() - started_at)
-        self._metrics.published(manifest)
+        if self._publisher.live_version() == manifest.version:
+            self._live = manifest.version
+            self._metrics.published(manifest)
+        version_dir = self._publisher.versions_dir / manifest.version
+        # Before the record: a crash in between publishes again, which changes nothing, and owes it again.
+        self._hook.owe(config.publish, manifest.version, manifest.weights_sha256, version_dir)
         changes = {"version": manifest.version, "sha256": candidate.dataset.sha256, "reason": None}
         self.finish(advance(job, JobState.PUBLISHED, datetime.now(UTC), **changes))
         evaluation = manifest.evaluation
@@ -72,6 +82,38 @@ class Filing:
             "job %s: published %s from %s, held-out loss %.4g (predicting the mean: %.4g)",
             *(job.id, manifest.version, job.name, evaluation.heldout_loss, evaluation.mean_loss),
         )
+        self._prune(config)
+
+    def _prune(self, config: Config) -> None:
+        """What can not be removed now is removed after the next publication."""
+        try:
+            removed = self._publisher.prune(config.models.keep, datetime.now(UTC))
+        except PublishError as error:
+            log.warning("old versions are not removed: %s", error)
+        else:
+            if removed:
+                log.info("removed beyond models.keep: %s", ", ".join(removed))
+
+    def watch_live(self, config: Config) -> None:
+        """Notices that another process has changed the live version, and lets it be. Costs one readlink."""
+        version, before = self._publisher.live_version(), self._live
+        if version == before:
+            return
+        self._live = version
+        manifest = self._publisher.live()
+        if manifest is not None:
+            self._metrics.published(manifest)
+        if before is None:
+            return
+        is_older = sequence_of(version) < sequence_of(before)
+        what = "rolled back" if is_older else "changed"
+        log.warning(
+            "the live version was %s by another process: %s, before %s", what, version or "none", before or "none"
+        )
+        if is_older:
+            self._metrics.rolled_back()
+        if manifest is not None:
+            self._hook.owe(config.publish, version, manifest.weights_sha256, self._publisher.versions_dir / version)
 
     def _train_again(self, job: Job, why: str) -> None:
         log.error("job %s: %s: training again", job.id, why)

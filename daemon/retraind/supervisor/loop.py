@@ -20,6 +20,7 @@ from retraind.supervisor import schedule, status
 from retraind.supervisor.attempt import Attempt
 from retraind.supervisor.faults import OF_WORKER, Faults
 from retraind.supervisor.filing import Filing
+from retraind.supervisor.hook import Hook
 from retraind.supervisor.ledger import Ledger
 from retraind.supervisor.metrics import Metrics
 from retraind.supervisor.publish import Publisher
@@ -59,7 +60,8 @@ class Loop:
         self._metrics, self._faults, self._systemd, self._wake = metrics, faults, systemd, wake
         self._directories = {"spool": spool.root, "models": publisher.models_dir, "state": ledger.state_dir}
         self._queue = Queue(config, spool, ledger, wake, metrics)
-        self._filing = Filing(spool, ledger, publisher, metrics)
+        self._hook = Hook(ledger.state_dir, metrics)
+        self._filing = Filing(spool, ledger, publisher, self._hook, metrics)
         self._attempt = Attempt(spool, ledger, self._queue, self._filing, faults, metrics)
         self._stopping = False
         self._recovery_due = True
@@ -78,13 +80,14 @@ class Loop:
         while not (self._stopping and self._attempt.child is None):
             self._wait()
             self._turn()
+        self._hook.close()
         self._queue.close()
 
     def _turn(self) -> None:
         now = self.turned_at = time.monotonic()
         for wish in self._wake.take():
             self._on_wish(wish, now)
-        for step in (self._recover, self._tend, self._settle, self._look, self._start_next):
+        for step in (self._recover, self._tend, self._settle, self._after, self._look, self._start_next):
             self._guarded(step, now)
         self._report(time.monotonic())
 
@@ -115,12 +118,14 @@ class Loop:
             times += [] if retry_at is None else [retry_at]
         if self._filing.is_owed or self._recovery_due:
             times.append(self._settle_at)
+        hook_at = self._hook.next_deadline()
+        times += [] if hook_at is None else [hook_at]
         if self._systemd.ping_seconds is not None:
             times.append(now + self._systemd.ping_seconds)
         if self.state not in ("idle", "starting") or not self._is_told:
             times.append(self._told_at + _PROGRESS_SECONDS if now < self._told_at + _PROGRESS_SECONDS else now + 1)
         poller = select.poll()
-        for fd in [self._wake.fd, *(child.fds() if child else [])]:
+        for fd in [self._wake.fd, *(child.fds() if child else []), *self._hook.fds()]:
             poller.register(fd, select.POLLIN)
         poller.poll(max(0.0, min(times) - now) * 1000 + 1)
 
@@ -166,9 +171,7 @@ class Loop:
             if job.num_interruptions > 1:
                 self._queue.retry_at(job.id, now + schedule.backoff(job.num_interruptions - 1))
         self._metrics.bad_records(self._ledger.num_bad_records)
-        live = self._publisher.live()
-        if live is not None:
-            self._metrics.published(live)
+        self._hook.load()
         self._recovery_due, self._num_setbacks = False, 0
         self._faults.heal("state")
 
@@ -194,6 +197,12 @@ class Loop:
             self._pause(now)
         if now >= self._settle_at:
             self._num_setbacks = 0
+
+    def _after(self, now: float) -> None:
+        """What follows a change of the live version, whoever made it."""
+        if not self._recovery_due:
+            self._filing.watch_live(self._config)
+            self._hook.tend(self._config.publish, now)
 
     def _look(self, now: float) -> None:
         if now < self._queue.scan_at or self._stopping:

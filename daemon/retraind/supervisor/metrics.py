@@ -23,6 +23,7 @@ from retraind.supervisor.spool import Spool, Usage, count
 
 STAGES = ("preflight", "ingest", "import", "train", "evaluate", "publish")
 RESULTS = ("published", "duplicate", "rejected", "quarantined")
+HOOK_RESULTS = ("ok", "failed", "timeout")
 FAULTS = ("spool", "models", "state", "port", "filing", "config", "preflight", "disk", "worker")
 DEVICES = ("cpu", "cuda")
 DIRECTORIES = ("spool", "models", "state")
@@ -132,6 +133,10 @@ class Metrics:
 
     def _model_metrics(self, make: Registry) -> None:
         self._publish_failures = make.counter("publish_failures", "Publications that failed and are tried again.")
+        self._hook_runs = make.counter(
+            "publish_hook_runs", "Runs of publish.hook that ended, by result.", {"result": HOOK_RESULTS}
+        )
+        self._rollbacks = make.counter("rollbacks", "Times that an older version was seen to be made live.")
         self._info = make.changing("model_info", "The live version.", "version")
         self._model_device = make.changing(
             "model_device", "1 for the device on which the live version was trained.", "device"
@@ -257,6 +262,12 @@ class Metrics:
 
     def publish_failed(self) -> None:
         self._publish_failures.inc()
+
+    def hook_ran(self, result: str) -> None:
+        self._hook_runs.labels(result).inc()
+
+    def rolled_back(self) -> None:
+        self._rollbacks.inc()
 
     def published(self, manifest: Manifest) -> None:
         """The live version, now or found at the start."""

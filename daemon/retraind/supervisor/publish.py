@@ -1,8 +1,9 @@
 """The only writer of the models directory: immutable versions, one rename as the commit.
 
     <dir>/<name>.pt -> <name>/current/weights.pt      the path that consumers know
-    <dir>/<name>/current -> versions/000042-3f2a...   ONE rename of this link publishes
-    <dir>/<name>/versions/000042-3f2a.../             weights.pt, manifest.json: read-only, never changed
+    <dir>/<name>/current -> versions/000042-3f2a...   ONE rename of this link publishes, or rolls back
+    <dir>/<name>/versions/000042-3f2a.../             weights.pt, manifest.json, its .sig: read-only, never changed
+    <dir>/<name>/history.json                         what was live when, and what is pinned
 
 If power fails before that rename the old version is live and a hidden left-over is swept later; after it, the new
 one. Raises PublishError for a machine's fault; what is published is what was measured, checked by its sha256.
@@ -14,7 +15,8 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -22,14 +24,32 @@ from pathlib import Path
 import msgspec
 
 from retraind import fsio, typed_json
-from retraind.errors import PublishError
-from retraind.report import Candidate, Manifest
+from retraind.errors import PublishError, UsageError
+from retraind.report import Candidate, Manifest, manifest_of
+from retraind.supervisor import history as past
+from retraind.supervisor.history import History
+from retraind.supervisor.sign import signature_of
+from retraind.supervisor.versions import (
+    HISTORY_NAME,
+    damage,
+    is_signed,
+    linked_version,
+    read_history,
+    read_manifest,
+    strangers,
+    version_dirs,
+)
 
 log = logging.getLogger(__name__)
 
 _DIR_MODE = 0o755  # consumers are other users: readable whatever the service's umask
 _FILE_MODE = 0o444
-_HIDDEN = ".new-"
+_NEW, _OLD = ".new-", ".old-"  # half built, and half removed: swept
+# What is beyond it waits for the next publication: an upgrade meets thousands of versions.
+_REMOVED_AT_ONCE = 100
+_LOCK_POLL_SECONDS = 0.05
+# How long a command waits for the service: longer than a publication takes with its signature.
+WAIT_SECONDS = 15.0
 
 
 class CandidateDamaged(Exception):
@@ -39,91 +59,207 @@ class CandidateDamaged(Exception):
 class Publisher:
     """One named model below the models directory."""
 
-    def __init__(self, models_dir: Path, name: str) -> None:
+    def __init__(self, models_dir: Path, name: str, wait_seconds: float = 0.0) -> None:
+        """`wait_seconds` is how long another process that publishes is waited for: not at all by the loop."""
         self.models_dir = models_dir
         self.name = name
         self.link = models_dir / f"{name}.pt"
         self.home = models_dir / name
         self.versions_dir = self.home / "versions"
         self.current = self.home / "current"
+        self._wait_seconds = wait_seconds
 
     def open(self) -> None:
         """Creates what is missing and sweeps what a crash left half built. Raises PublishError when it can not."""
         with self._faults():
-            for path in (self.models_dir, self.home, self.versions_dir):
-                fsio.make_dir(path, _DIR_MODE)
+            fsio.make_dir(self.models_dir, _DIR_MODE)
+            with fsio.as_owner_of(self.models_dir):
+                for path in (self.home, self.versions_dir):
+                    _refuse_link(path)
+                    fsio.make_dir(path, _DIR_MODE)
             with self._lock():
-                for path in self.versions_dir.glob(f"{_HIDDEN}*"):
-                    shutil.rmtree(path)
+                self._sweep()
         self.check()
 
     def check(self) -> None:
         """Raises PublishError when a publication would fail for the machine's sake."""
         with self._faults():
             for path in (self.models_dir, self.home, self.versions_dir):
+                if path != self.models_dir:
+                    _refuse_link(path)
                 if not path.is_dir():
                     raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(path))
-                if not os.access(path, os.W_OK | os.X_OK):
+                if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
                     raise PermissionError(errno.EACCES, "not writable", str(path))
                 if os.statvfs(path).f_flag & os.ST_RDONLY:
                     raise OSError(errno.EROFS, "read-only filesystem", str(path))
+            for path in (self.home / ".lock", *strangers(self.home)):
+                _refuse_link(path)
         self._refuse_foreign_link()
 
-    def publish(self, candidate: Candidate, weights: Path, job_id: str, now: datetime) -> Manifest:
+    def publish(
+        self, candidate: Candidate, weights: Path, job_id: str, now: datetime, sign: Sequence[str] = ()
+    ) -> Manifest:
         """Makes the candidate the live version; when it returns, the commit is done. Repeating it is harmless.
 
-        Raises CandidateDamaged when the weights are not those that were measured, PublishError when the machine
-        fails; the version that was live stays live, whole.
+        A version that was live before, or that is older than one that was, is left as it is: a job that is published
+        again after a crash must not undo a rollback. `sign` is a program that signs the manifest. Raises
+        CandidateDamaged when the weights are not those that were measured, PublishError when the machine or the
+        signing fails; the version that was live stays live, whole.
         """
         with self._faults():
             data = weights.read_bytes()
         with self._faults(), self._lock():
             self.check()
-            manifest = self._find(job_id)
+            self._sweep()
+            history = self._history(now)
+            manifest = self._find(job_id, sign)
             if manifest is None:
-                manifest = self._build(candidate, data, job_id, now)
-            self._commit(manifest.version)
+                manifest = self._build(candidate, data, job_id, now, history.last_sequence, sign)
+            else:
+                fsio.fsync_dir(self.versions_dir)
+            if self.live_version() != manifest.version and manifest.sequence <= past.newest(history):
+                log.warning("%s of job %s is not made live again: %s is", *(manifest.version, job_id, self.current))
+                return manifest
+            self._switch(past.switched(history, manifest.version, "publication", now), history)
         return manifest
 
-    def _find(self, job_id: str) -> Manifest | None:
+    def rollback(self, version: str, now: datetime, sign: Sequence[str] = ()) -> tuple[str, str]:
+        """Makes an earlier version live, for "" the one that was live before; returns what was live and what is.
+
+        One rename, as a publication. Raises UsageError for a version that is not there, or is damaged.
+        """
+        with self._faults(), self._lock():
+            self.check()
+            history = self._history(now)
+            live, target = self.live_version(), version or past.previous(history)
+            if not target:
+                raise UsageError("not_found", "no version was live before this one", remedy="name a version")
+            if target == live:
+                raise UsageError("bad_argument", f"{target} is live already")
+            directory = self._existing(target)
+            if problem := damage(directory):
+                raise UsageError("bad_argument", f"{target} is damaged: {problem}", remedy="choose another version")
+            if sign and not is_signed(directory):
+                raise PublishError("sign_failed", f"{target} has no signature, and publish.sign asks for one")
+            self._switch(past.switched(history, target, "rollback", now), history)
+        return live, target
+
+    def pin(self, version: str, now: datetime, *, on: bool) -> bool:
+        """Keeps a version from being removed, or no longer; False when it was so already. Raises UsageError."""
+        with self._faults(), self._lock():
+            self.check()
+            history = self._history(now)
+            if (version in history.pinned) == on:
+                return False
+            if on:
+                self._existing(version)
+            pinned = [*history.pinned, version] if on else [one for one in history.pinned if one != version]
+            self._write_history(msgspec.structs.replace(history, pinned=pinned))
+        return True
+
+    def prune(self, keep: int | None, now: datetime) -> list[str]:
+        """Removes the versions beyond the newest `keep`; see history.superfluous for what is never removed.
+
+        If power fails here, hidden names are left, which the next publication sweeps.
+        """
+        with self._faults(), self._lock():
+            self.check()
+            versions = [path.name for path in version_dirs(self.home)]
+            removed = past.superfluous(versions, self._history(now), keep)[:_REMOVED_AT_ONCE]
+            for version in removed:
+                (self.versions_dir / version).rename(self.versions_dir / f"{_OLD}{version}")
+            if removed:
+                fsio.fsync_dir(self.versions_dir)  # a power cut must not bring a name back that has lost its files
+                self._sweep()
+        return removed
+
+    def _existing(self, version: str) -> Path:
+        directory = self.versions_dir / version
+        if not version or not directory.is_dir():
+            raise UsageError("not_found", f"there is no version {version}", remedy="`retraind models` lists them")
+        return directory
+
+    def _sweep(self) -> None:
+        """What a crash left half built or half removed: nobody but the holder of the lock makes such names."""
+        for prefix in (_NEW, _OLD):
+            for path in self.versions_dir.glob(f"{prefix}*"):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+
+    def _history(self, now: datetime) -> History:
+        """As the link proves it. A damaged one is put aside, and then all that is there counts as pinned."""
+        path = self.home / HISTORY_NAME
+        _refuse_link(path)
+        try:
+            history = read_history(self.home)
+        except typed_json.Malformed as error:
+            log.error("%s is damaged (%s): put aside as %s.bad, every version is pinned", path, error, HISTORY_NAME)
+            path.replace(path.with_name(f"{HISTORY_NAME}.bad"))
+            history = History(pinned=[one.name for one in version_dirs(self.home)])
+            self._write_history(history)
+        return past.settled(history, self.live_version(), now)
+
+    def _write_history(self, history: History) -> None:
+        text = msgspec.json.format(msgspec.json.encode(history)) + b"\n"
+        fsio.write_atomic(self.home / HISTORY_NAME, text, mode=0o644)
+
+    def _find(self, job_id: str, sign: Sequence[str]) -> Manifest | None:
         """The version that this job already built: a crash came between the build and the record of it."""
         for path in version_dirs(self.home)[-3:]:  # a job's version is the newest or nearly so
             manifest = read_manifest(path)
-            if manifest is not None and manifest.job == job_id:
+            if manifest is not None and manifest.job == job_id and (is_signed(path) or not sign):
                 return manifest
         return None
 
-    def _build(self, candidate: Candidate, data: bytes, job_id: str, now: datetime) -> Manifest:
+    def _build(
+        self, candidate: Candidate, data: bytes, job_id: str, now: datetime, last_sequence: int, sign: Sequence[str]
+    ) -> Manifest:
         if fsio.sha256_of_bytes(data) != candidate.weights_sha256:
             raise CandidateDamaged(f"weights of job {job_id} changed after they were measured")
-        sequence = 1 + max((_sequence(path) for path in version_dirs(self.home)), default=0)
+        found = (past.sequence_of(path.name) for path in version_dirs(self.home))
+        sequence = 1 + max([last_sequence, *found])
         version = f"{sequence:06d}-{candidate.weights_sha256[:12]}"
-        manifest = _manifest(candidate, version, sequence, self.name, job_id, now)
+        manifest = manifest_of(candidate, version, sequence, self.name, job_id, now)
         # A fresh name each time: a file whose fsync failed is never trusted again.
-        hidden = self.versions_dir / f"{_HIDDEN}{version}-{secrets.token_hex(4)}"
+        hidden = self.versions_dir / f"{_NEW}{version}-{secrets.token_hex(4)}"
         try:
             hidden.mkdir()
             text = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
             fsio.write_new(hidden / "weights.pt", data, mode=_FILE_MODE)
             fsio.write_new(hidden / "manifest.json", text, mode=_FILE_MODE)
+            if sign:
+                signature = signature_of(hidden / "manifest.json", sign)
+                fsio.write_new(hidden / "manifest.json.sig", signature, mode=_FILE_MODE)
             hidden.chmod(_DIR_MODE)
             fsio.fsync_dir(hidden)
             if fsio.sha256_of(hidden / "weights.pt") != candidate.weights_sha256:
                 raise OSError(errno.EIO, "read back other bytes than were written", str(hidden))
             hidden.rename(self.versions_dir / version)
+            fsio.fsync_dir(self.versions_dir)
         except BaseException:
-            shutil.rmtree(hidden, ignore_errors=True)
+            for path in (hidden, self.versions_dir / version):  # no link leads there yet
+                shutil.rmtree(path, ignore_errors=True)
             raise
         return manifest
 
-    def _commit(self, version: str) -> None:
-        """Each directory is synced even where nothing is left to do: an earlier try may have failed at just that."""
-        fsio.fsync_dir(self.versions_dir)
-        if self.live_version() != version:
+    def _switch(self, history: History, before: History) -> None:
+        """The commit: the history's last version becomes live. What an earlier try may have left undone is done anew.
+
+        A directory whose fsync failed is not synced once more and believed: the link is made and renamed again.
+        """
+        version = history.switches[-1].version
+        if history != before:
+            self._write_history(history)
+        try:
             fsio.replace_link(self.current, f"versions/{version}")
-        else:
-            fsio.fsync_dir(self.home)
-        self._link_known_path()
+            self._link_known_path()
+        except OSError as error:
+            if self.live_version() == version:
+                log.error("%s is live, but %s: it is not sure yet to survive a power cut", version, error.strerror)
+            raise
 
     def _link_known_path(self) -> None:
         target = f"{self.name}/current/weights.pt"
@@ -139,8 +275,9 @@ class Publisher:
         fsio.replace_link(self.link, target)
 
     def _refuse_foreign_link(self) -> None:
-        if os.path.lexists(self.current) and not self.current.is_symlink():
-            raise PublishError("path_taken", f"{self.current} is not a link", remedy="move it away")
+        if os.path.lexists(self.current) and not self.live_version():
+            what = f"a link to {os.readlink(self.current)}" if self.current.is_symlink() else "not a link"
+            raise _taken(self.current, what)
         if self.link.is_symlink():
             target = os.readlink(self.link)
             if target == f"{self.name}/current/weights.pt":
@@ -150,7 +287,7 @@ class Publisher:
             what = "not a file"
         else:
             return
-        raise PublishError("path_taken", f"{self.link} is {what}, which retraind did not make", remedy="move it away")
+        raise _taken(self.link, what)
 
     def live(self) -> Manifest | None:
         """The manifest of the live version, or None when nothing is published or it can not be read."""
@@ -158,23 +295,27 @@ class Publisher:
 
     def live_version(self) -> str:
         """The name of the live version, empty when nothing is published. One readlink."""
-        try:
-            return os.path.basename(os.readlink(self.current))
-        except OSError:
-            return ""
+        return linked_version(self.current)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """One publisher at a time, also against `retraind train` beside the service."""
-        fd = os.open(self.home / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        try:
+        """One publisher at a time, also against the commands beside the service.
+
+        What root's command makes meanwhile belongs to the owner of the directory: the service must not be shut out.
+        """
+        until = time.monotonic() + self._wait_seconds
+        with fsio.as_owner_of(self.models_dir):
+            path = self.home / ".lock"
+            _refuse_link(path)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise PublishError("locked", f"another process publishes {self.name} at this moment") from None
-            yield
-        finally:
-            os.close(fd)
+                while not _locked(fd):
+                    if time.monotonic() >= until:
+                        raise PublishError("locked", f"another process publishes {self.name} at this moment")
+                    time.sleep(_LOCK_POLL_SECONDS)
+                yield
+            finally:
+                os.close(fd)
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
@@ -186,48 +327,19 @@ class Publisher:
             raise PublishError(code, message, remedy="check models.dir: owner, mode, mount and free space") from error
 
 
-def _manifest(candidate: Candidate, version: str, sequence: int, name: str, job_id: str, now: datetime) -> Manifest:
-    return Manifest(
-        version=version,
-        sequence=sequence,
-        model_name=name,
-        published_at=now,
-        job=job_id,
-        weights_sha256=candidate.weights_sha256,
-        weights_bytes=candidate.weights_bytes,
-        shape=candidate.shape,
-        metric_names=candidate.dataset.metric_names,
-        scaler=candidate.scaler,
-        threshold=None,
-        dataset=candidate.dataset,
-        training=candidate.training,
-        evaluation=candidate.evaluation,
-        versions=candidate.versions,
-    )
-
-
-def _sequence(version_dir: Path) -> int:
-    head = version_dir.name.partition("-")[0]
-    return int(head) if head.isdecimal() else 0
-
-
-def version_dirs(home: Path) -> list[Path]:
-    """The directories of a model's complete versions, oldest first; empty when there is none."""
+def _locked(fd: int) -> bool:
     try:
-        return sorted((path for path in (home / "versions").iterdir() if path.name[0] != "."), key=_sequence)
-    except OSError:
-        return []
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
-def read_manifest(version_dir: Path) -> Manifest | None:
-    """The manifest in a version's directory, or None when it is missing or damaged."""
-    try:
-        return typed_json.decode((version_dir / "manifest.json").read_bytes(), Manifest)
-    except (OSError, typed_json.Malformed):
-        return None
+def _refuse_link(path: Path) -> None:
+    """A link in the place of what is ours would lead our writes to where we do not know."""
+    if path.is_symlink():
+        raise _taken(path, f"a link to {os.readlink(path)}")
 
 
-def list_versions(home: Path) -> list[Manifest]:
-    """The manifest of every complete version, oldest first."""
-    found = (read_manifest(path) for path in version_dirs(home))
-    return [manifest for manifest in found if manifest is not None]
+def _taken(path: Path, what: str) -> PublishError:
+    return PublishError("path_taken", f"{path} is {what}, which retraind did not make", remedy="move it away")

@@ -1,0 +1,95 @@
+"""What lies in a model's directory, read and never changed: versions, manifests, digests, the history.
+
+Shared by the publisher and the command line; consumers have consumer.py. What is damaged is told apart from what is
+missing, and nothing is believed about weights but their bytes. Raises OSError and Malformed where it says so.
+"""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from retraind import fsio, typed_json
+from retraind.report import Manifest
+from retraind.supervisor.history import History, sequence_of
+
+_VERSION = re.compile(r"[0-9]{6,}-[0-9a-f]{12}")
+HISTORY_NAME = "history.json"
+
+
+def version_dirs(home: Path) -> list[Path]:
+    """The directories of a model's complete versions, oldest first; empty when there is none."""
+    try:
+        found = [Path(entry.path) for entry in os.scandir(home / "versions") if _VERSION.fullmatch(entry.name)]
+    except OSError:
+        return []
+    return sorted(found, key=lambda path: sequence_of(path.name))
+
+
+def strangers(home: Path) -> list[Path]:
+    """What has a version's name and is no directory: nothing that retraind makes. Raises OSError."""
+    with os.scandir(home / "versions") as entries:
+        return [
+            Path(entry.path)
+            for entry in entries
+            if _VERSION.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False)
+        ]
+
+
+def linked_version(current: Path) -> str:
+    """The version that `current` leads to, empty when it is missing or no link of ours. One readlink."""
+    try:
+        head, _, version = str(current.readlink()).rstrip("/").partition("/")
+    except OSError:
+        return ""
+    return version if head == "versions" and _VERSION.fullmatch(version) else ""
+
+
+def read_manifest(version_dir: Path) -> Manifest | None:
+    """The manifest in a version's directory, or None when it is missing or damaged."""
+    try:
+        return typed_json.decode((version_dir / "manifest.json").read_bytes(), Manifest)
+    except (OSError, typed_json.Malformed):
+        return None
+
+
+def list_versions(home: Path) -> list[Manifest]:
+    """The manifest of every complete version, oldest first."""
+    found = (read_manifest(path) for path in version_dirs(home))
+    return [manifest for manifest in found if manifest is not None]
+
+
+def is_signed(version_dir: Path) -> bool:
+    """True when a signature lies beside the manifest. Whether it is right is for who has the key."""
+    return (version_dir / "manifest.json.sig").is_file()
+
+
+def read_history(home: Path) -> History:
+    """The history; an empty one when there is none. Raises OSError, and Malformed when it is damaged."""
+    try:
+        data = (home / HISTORY_NAME).read_bytes()
+    except FileNotFoundError:
+        return History()
+    return typed_json.decode(data, History)
+
+
+def damage(version_dir: Path) -> str:
+    """What is wrong with a version in words, empty when nothing is. Reads all of it: not for the service's loop."""
+    manifest = read_manifest(version_dir)
+    if manifest is None:
+        return "manifest.json is missing or damaged"
+    if manifest.version != version_dir.name:
+        return f"manifest.json is of {manifest.version}"
+    path = version_dir / "weights.pt"
+    try:
+        info = path.lstat()
+        if not stat.S_ISREG(info.st_mode):
+            return "weights.pt is not a file"
+        if info.st_size != manifest.weights_bytes:
+            return f"weights.pt has {info.st_size} bytes, the manifest says {manifest.weights_bytes}"
+        found = fsio.sha256_of(path)
+    except OSError as error:
+        return f"weights.pt: {error.strerror}"
+    if found != manifest.weights_sha256:
+        return f"weights.pt has sha256 {found}, the manifest says {manifest.weights_sha256}"
+    return ""
