@@ -1,5 +1,6 @@
 """The models directory: one rename is the commit, a version never changes, and no fault takes the live one away."""
 
+import errno
 import json
 import os
 import stat
@@ -264,6 +265,21 @@ def test_a_weights_file_from_before_is_kept_and_replaced_by_the_link(publisher: 
     publisher.link.write_bytes(b"made by hand")
     publisher.check()
     publish(publisher, b"one")
+    assert live(publisher) == b"one"
+    kept = publisher.home / f"before-{fsio.sha256_of_bytes(b'made by hand')[:12]}.pt"
+    assert kept.read_bytes() == b"made by hand"
+
+
+def test_a_weights_file_of_another_owner_is_copied_where_it_can_not_be_linked(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As fs.protected_hardlinks has it for a file that is not the service's own."""
+    publisher.link.write_bytes(b"made by hand")
+    with monkeypatch.context() as patch:
+        disk = DiskFault(errno.EPERM, lambda name, args: name == "link")
+        disk.install(patch)
+        publish(publisher, b"one")
+    assert disk.failed_at
     assert live(publisher) == b"one"
     kept = publisher.home / f"before-{fsio.sha256_of_bytes(b'made by hand')[:12]}.pt"
     assert kept.read_bytes() == b"made by hand"

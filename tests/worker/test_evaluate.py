@@ -133,3 +133,17 @@ def test_a_tensor_that_the_answer_does_not_show_is_still_reported(tmp_path):
     sha256 = write_weights(tmp_path / "weights.pt", network)
     facts = evaluate.read_back(tmp_path / "weights.pt", sha256, 6)
     assert [fact.name for fact in facts if not fact.is_finite] == ["encoder.1.running_var"]
+
+
+def test_a_file_that_answers_otherwise_than_the_trained_model_is_noticed(tmp_path):
+    """Whole, finite and of the right shapes, and one weight is not the one that was measured."""
+    rows = write_rows(tmp_path / "rows", 300)
+    network = trained_model()
+    write_weights(tmp_path / "weights.pt", network)
+    before = model.serialise(network)
+    evaluate.require_same_answers(tmp_path / "weights.pt", network, rows)
+    assert model.serialise(network) == before
+    network.decoder[3].weight.data[5, 23] += 1e-3
+    with pytest.raises(HostError, match="answers otherwise") as caught:
+        evaluate.require_same_answers(tmp_path / "weights.pt", network, rows)
+    assert caught.value.code == "host_io"

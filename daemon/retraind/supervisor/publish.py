@@ -28,6 +28,7 @@ from retraind.errors import PublishError, UsageError
 from retraind.report import Candidate, Manifest, manifest_of
 from retraind.supervisor import history as past
 from retraind.supervisor.history import History
+from retraind.supervisor.known_path import put_in_place, refuse_link, require_ours, taken
 from retraind.supervisor.sign import signature_of
 from retraind.supervisor.versions import (
     HISTORY_NAME,
@@ -67,6 +68,7 @@ class Publisher:
         self.home = models_dir / name
         self.versions_dir = self.home / "versions"
         self.current = self.home / "current"
+        self._target = f"{name}/current/weights.pt"
         self._wait_seconds = wait_seconds
 
     def open(self) -> None:
@@ -75,7 +77,7 @@ class Publisher:
             fsio.make_dir(self.models_dir, _DIR_MODE)
             with fsio.as_owner_of(self.models_dir):
                 for path in (self.home, self.versions_dir):
-                    _refuse_link(path)
+                    refuse_link(path)
                     fsio.make_dir(path, _DIR_MODE)
             with self._lock():
                 self._sweep()
@@ -86,7 +88,7 @@ class Publisher:
         with self._faults():
             for path in (self.models_dir, self.home, self.versions_dir):
                 if path != self.models_dir:
-                    _refuse_link(path)
+                    refuse_link(path)
                 if not path.is_dir():
                     raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(path))
                 if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
@@ -94,8 +96,11 @@ class Publisher:
                 if os.statvfs(path).f_flag & os.ST_RDONLY:
                     raise OSError(errno.EROFS, "read-only filesystem", str(path))
             for path in (self.home / ".lock", *strangers(self.home)):
-                _refuse_link(path)
-        self._refuse_foreign_link()
+                refuse_link(path)
+        if os.path.lexists(self.current) and not self.live_version():
+            is_link = self.current.is_symlink()
+            raise taken(self.current, f"a link to {os.readlink(self.current)}" if is_link else "not a link")
+        require_ours(self.link, self._target)
 
     def publish(
         self, candidate: Candidate, weights: Path, job_id: str, now: datetime, sign: Sequence[str] = ()
@@ -192,7 +197,7 @@ class Publisher:
     def _history(self, now: datetime) -> History:
         """As the link proves it. A damaged one is put aside, and then all that is there counts as pinned."""
         path = self.home / HISTORY_NAME
-        _refuse_link(path)
+        refuse_link(path)
         try:
             history = read_history(self.home)
         except typed_json.Malformed as error:
@@ -255,39 +260,11 @@ class Publisher:
             self._write_history(history)
         try:
             fsio.replace_link(self.current, f"versions/{version}")
-            self._link_known_path()
+            put_in_place(self.link, self._target, self.home)
         except OSError as error:
             if self.live_version() == version:
                 log.error("%s is live, but %s: it is not sure yet to survive a power cut", version, error.strerror)
             raise
-
-    def _link_known_path(self) -> None:
-        target = f"{self.name}/current/weights.pt"
-        if self.link.is_symlink():  # checked to be ours
-            fsio.fsync_dir(self.models_dir)
-            return
-        if self.link.exists():
-            # A weights file from before: consumers keep finding a file here at every instant, and the old one is kept.
-            kept = self.home / f"before-{fsio.sha256_of(self.link)[:12]}.pt"
-            if not kept.exists():
-                os.link(self.link, kept)
-            log.warning("%s was a file: kept as %s, now a link to the live version", self.link, kept)
-        fsio.replace_link(self.link, target)
-
-    def _refuse_foreign_link(self) -> None:
-        if os.path.lexists(self.current) and not self.live_version():
-            what = f"a link to {os.readlink(self.current)}" if self.current.is_symlink() else "not a link"
-            raise _taken(self.current, what)
-        if self.link.is_symlink():
-            target = os.readlink(self.link)
-            if target == f"{self.name}/current/weights.pt":
-                return
-            what = f"a link to {target}"
-        elif self.link.exists() and not self.link.is_file():
-            what = "not a file"
-        else:
-            return
-        raise _taken(self.link, what)
 
     def live(self) -> Manifest | None:
         """The manifest of the live version, or None when nothing is published or it can not be read."""
@@ -306,7 +283,7 @@ class Publisher:
         until = time.monotonic() + self._wait_seconds
         with fsio.as_owner_of(self.models_dir):
             path = self.home / ".lock"
-            _refuse_link(path)
+            refuse_link(path)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
             try:
                 while not _locked(fd):
@@ -333,13 +310,3 @@ def _locked(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _refuse_link(path: Path) -> None:
-    """A link in the place of what is ours would lead our writes to where we do not know."""
-    if path.is_symlink():
-        raise _taken(path, f"a link to {os.readlink(path)}")
-
-
-def _taken(path: Path, what: str) -> PublishError:
-    return PublishError("path_taken", f"{path} is {what}, which retraind did not make", remedy="move it away")

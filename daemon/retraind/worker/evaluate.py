@@ -7,6 +7,7 @@ Raises TrainingError non_finite_loss and diverged, HostError host_io for weights
 # B rows of a block, D metrics
 # ruff: noqa: N806  (tensors carry their shape)
 
+import copy
 import hashlib
 import io
 import math
@@ -20,6 +21,9 @@ from retraind import report
 from retraind.errors import HostError, TrainingError
 from retraind.worker.batches import MAX_HELDOUT_ROWS, RowRange, last_rows, read_blocks
 from retraind.worker.model import TelemetryAutoencoder, build, tensor_facts
+
+# Enough that every weight has a part in an answer, and done within a millisecond.
+_NUM_COMPARED_ROWS = 256
 
 # Told the share that is done after every block; may raise to stop between two.
 Beat = Callable[[float | None], None]
@@ -77,6 +81,23 @@ def read_back(path: Path, sha256: str, input_dim: int) -> list[report.TensorFact
     if not torch.isfinite(probe(model.eval(), input_dim)).all():
         raise TrainingError("diverged", "the model's answer to a row of means is not finite")
     return tensor_facts(state)
+
+
+@torch.no_grad()
+def require_same_answers(path: Path, trained: TelemetryAutoencoder, rows: RowRange) -> None:
+    """Holds a model that is loaded from the file to the trained one: the same answers, bit for bit, on the last rows.
+
+    Both run on the CPU, whatever the device was. Raises HostError host_io when they differ: the file is whole, and
+    still not the model that was measured.
+    """
+    loaded = build(rows.num_metrics, seed=0)
+    loaded.load_state_dict(torch.load(path, map_location="cpu", weights_only=True), strict=True)
+    measured = copy.deepcopy(trained).cpu()
+    for x_BD in read_blocks(last_rows(rows, _NUM_COMPARED_ROWS)):
+        found_BD, expected_BD = (model.eval()(x_BD) for model in (loaded, measured))
+        if not torch.allclose(found_BD, expected_BD, rtol=0, atol=0, equal_nan=True):
+            remedy = "check memory and disk, and keep the file: it should not happen"
+            raise HostError("host_io", f"{path} answers otherwise than the model that was trained", remedy=remedy)
 
 
 @torch.no_grad()

@@ -165,6 +165,7 @@ def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) 
     weights = model.serialise(trained)
     sha256 = hashlib.sha256(weights).hexdigest()
     fsio.write_atomic(work_dir / WEIGHTS_NAME, weights)
+    evaluate.require_same_answers(work_dir / WEIGHTS_NAME, trained, heldout_rows or training_rows)
     return report.Candidate(
         weights_sha256=sha256,
         weights_bytes=len(weights),
