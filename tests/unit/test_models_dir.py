@@ -311,6 +311,18 @@ def test_a_planted_link_is_refused_and_followed_nowhere(place: str, publisher: P
     assert sorted((str(one), one.lstat().st_mtime_ns) for one in (victim, *victim.rglob("*"))) == before
 
 
+def test_nothing_is_made_behind_a_planted_link(tmp_path: Path) -> None:
+    """At the first start, in the place of the model's directory: what it leads to stays empty."""
+    publisher = Publisher(tmp_path / "models", NAME)
+    publisher.models_dir.mkdir()
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    publisher.home.symlink_to(victim)
+    with pytest.raises(PublishError, match="is a link to"):
+        publisher.open()
+    assert list(victim.iterdir()) == []
+
+
 def program(tmp_path: Path, body: str) -> tuple[str, ...]:
     path = tmp_path / "program.py"
     path.write_text(body)
