@@ -94,6 +94,13 @@ def test_check_names_each_obstacle(config: Path) -> None:
     assert (result.returncode, failed) == (69, {"spool.dir", "worker.python"})
 
 
+def test_check_looks_for_the_programs_that_are_asked_for(config: Path) -> None:
+    config.write_text(config.read_text() + "publish: {hook: [sh, -c, 'exit 3'], sign: [/nowhere/sign, --key, a]}\n")
+    done = run("check", "--config", str(config), "--json")
+    found = {check["name"]: check["status"] for check in json.loads(done.stdout)["checks"]}
+    assert (found["publish.hook"], found["publish.sign"], done.returncode) == ("pass", "fail", 69)
+
+
 def test_check_names_what_the_workers_interpreter_lacks(config: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)

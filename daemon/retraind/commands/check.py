@@ -6,6 +6,7 @@ interpreter; `preflight` asks the host and the GPU the questions that are asked 
 
 import ipaddress
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def check(config: Config, config_path: Path | None, *, as_json: bool) -> int:
         _check_port(config),
         _check_web_config(config),
         interpreter.check(config),
+        *_check_programs(config),
     ]
     _print(checks, as_json=as_json)
     return HostError.exit_status if any(item.status == "fail" for item in checks) else 0
@@ -73,6 +75,18 @@ def _check_web_config(config: Config) -> Check:
         return Check(name=name, status="skip", message="none: plain HTTP, for this machine only")
     message = f"none: whoever reaches {config.metrics.listen} can read the metrics"
     return Check(name=name, status="warn", message=message, remedy="set metrics.web_config, or listen on 127.0.0.1")
+
+
+def _check_programs(config: Config) -> list[Check]:
+    """The operator's programs, those that are asked for: whether this user could start them. Runs none."""
+    checks = []
+    for key, command in (("publish.hook", config.publish.hook), ("publish.sign", config.publish.sign)):
+        if command and shutil.which(command[0]) is None:
+            message = f"{command[0]} is not there, or can not be executed by this user"
+            checks.append(Check(name=key, status="fail", message=message, remedy="check its path and mode"))
+        elif command:
+            checks.append(Check(name=key, status="pass", message=command[0]))
+    return checks
 
 
 def _is_loopback(host: str) -> bool:
