@@ -32,7 +32,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
         {JobState.QUEUED, JobState.DEFERRED, JobState.TRAINED, JobState.DUPLICATE, JobState.QUARANTINED}
     ),
     JobState.DEFERRED: frozenset({JobState.RUNNING, JobState.QUARANTINED}),
-    JobState.TRAINED: frozenset({JobState.PUBLISHED, JobState.REJECTED, JobState.QUEUED}),
+    JobState.TRAINED: frozenset({JobState.PUBLISHED, JobState.DUPLICATE, JobState.REJECTED, JobState.QUEUED}),
     JobState.PUBLISHED: frozenset(),
     JobState.DUPLICATE: frozenset(),
     JobState.REJECTED: frozenset(),

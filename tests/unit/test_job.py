@@ -13,7 +13,7 @@ LEGAL = {
     "queued": "running quarantined",
     "running": "queued deferred trained duplicate quarantined",
     "deferred": "running quarantined",
-    "trained": "published rejected queued",
+    "trained": "published duplicate rejected queued",
     "published": "",
     "duplicate": "",
     "rejected": "",

@@ -12,7 +12,7 @@ import msgspec
 from retraind import events
 from retraind.config import Config, settings_fingerprint
 from retraind.errors import HostError, RetraindError
-from retraind.job import Job, JobState, Order, Reason, advance
+from retraind.job import Job, JobState, Order, advance
 from retraind.supervisor import schedule
 from retraind.supervisor.child import Child, Outcome
 from retraind.supervisor.faults import OF_WORKER, Faults
@@ -133,9 +133,7 @@ class Attempt:
             self._enter_stage("", now)
         self._metrics.worker_ended(outcome.exit_reason, outcome.peak_bytes)
         if self._duplicate_of:
-            message = f"job {self._duplicate_of} published the same content with the same settings"
-            reason = Reason(code="duplicate", message=message)
-            self._filing.finish(advance(job, JobState.DUPLICATE, datetime.now(UTC), reason=reason))
+            self._filing.finish_duplicate(job, self._duplicate_of)
         elif outcome.error is None or self._ledger.candidate(job.id) is not None:
             self._machine_works()
             self._ledger.save(advance(job, JobState.TRAINED, datetime.now(UTC)))

@@ -52,6 +52,11 @@ class Filing:
         if candidate is None:
             self._train_again(job, "its candidate is gone or damaged")
             return
+        # The worker's word that it has read the file may have been lost with the service, or with a full disk.
+        earlier = self._ledger.published_before(candidate.dataset.sha256, job.settings)
+        if earlier is not None and config.intake.duplicates == "skip":
+            self.finish_duplicate(job, earlier)
+            return
         reasons = gate.judge(candidate, config.gate)
         if reasons:
             message = "; ".join(reason.message for reason in reasons[:5])
@@ -119,6 +124,11 @@ class Filing:
         log.error("job %s: %s: training again", job.id, why)
         self._ledger.fresh_work_dir(job.id)
         self._ledger.save(advance(job, JobState.QUEUED, datetime.now(UTC)))
+
+    def finish_duplicate(self, job: Job, earlier: str) -> None:
+        """Ends a job whose content the job `earlier` has published: the model stays, the file is archived."""
+        reason = Reason(code="duplicate", message=f"job {earlier} published the same content with the same settings")
+        self.finish(advance(job, JobState.DUPLICATE, datetime.now(UTC), reason=reason))
 
     def finish(self, job: Job) -> None:
         """The job's end, written down first; its dataset is moved by `file`."""

@@ -1,0 +1,34 @@
+"""What becomes of a trained job: the verdict on it when the service has forgotten what its worker said."""
+
+from pathlib import Path
+
+import pytest
+from builders import JOB_ID, OTHER_ID, leave_candidate, make_job
+
+from retraind.config import Config, IntakeConfig
+from retraind.job import JobState
+from retraind.supervisor.filing import Filing
+from retraind.supervisor.ledger import Ledger
+from retraind.supervisor.metrics import Metrics
+from retraind.supervisor.publish import Publisher
+from retraind.supervisor.spool import Spool
+
+
+@pytest.mark.parametrize(("duplicates", "state"), [("skip", JobState.DUPLICATE), ("train", JobState.PUBLISHED)])
+def test_a_trained_job_whose_content_was_published_before_ends_as_intake_duplicates_says(
+    tmp_path: Path, duplicates: str, state: JobState
+) -> None:
+    """The service was killed, or its disk was full, between the worker's `ingested` and the end of its job."""
+    spool, ledger = Spool(tmp_path / "spool"), Ledger(tmp_path / "state")
+    publisher = Publisher(tmp_path / "models", "model")
+    for part in (spool, ledger, publisher):
+        part.open()
+    candidate = leave_candidate(ledger.work_dir(OTHER_ID))
+    ledger.save(make_job(state=JobState.PUBLISHED, sha256=candidate.dataset.sha256, settings="s"))
+    ledger.save(make_job(id=OTHER_ID, state=JobState.TRAINED, settings="s"))
+    Filing(spool, ledger, publisher, Metrics()).publish(Config(intake=IntakeConfig(duplicates=duplicates)))
+    ended = {job.id: job for job in ledger.load()}
+    assert ended[OTHER_ID].state is state
+    assert (publisher.live() is not None) == (state is JobState.PUBLISHED)
+    if state is JobState.DUPLICATE:
+        assert JOB_ID in str(ended[OTHER_ID].reason)
