@@ -4,9 +4,11 @@ Takes the worker's arguments, needs only the standard library, and knows the pro
 service disagree, the wire has changed. Names: `hold` leaves a checkpoint and waits for <spool>/release, `kill` ends
 itself by SIGKILL, `crash` exits 1, `garbage` sends no JSON, `mute` says nothing, `stubborn` ignores SIGTERM, `refuse`
 reports a bad dataset, `host` defers until <spool>/healed exists, `memory` needs a batch of at most 512, `gate` offers
-NaN.
+NaN, `slow` trains for half a second. As the real one it dies with the service, and on a full disk it says so.
 """
 
+import ctypes
+import errno
 import hashlib
 import json
 import os
@@ -15,7 +17,10 @@ import socket
 import sys
 import time
 from pathlib import Path
+from types import TracebackType
 
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 order_path = Path(sys.argv[-1])
 order = json.loads(order_path.read_text())
 directory = os.fsencode(order["datasets"][0])
@@ -54,6 +59,14 @@ def on_sigterm(*_: object) -> None:
     fail(75, "terminated", "stopped at a safe point")
 
 
+def on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, OSError) or error.errno != errno.ENOSPC:
+        sys.__excepthook__(kind, error, trace)
+        return
+    send("failed", code="disk_full", message=str(error))
+    os._exit(69)
+
+
 def candidate() -> dict[str, object]:
     tensors = [{"name": "w", "shape": [1], "dtype": "float32", "is_finite": behaviour != "gate"}]
     return {
@@ -78,13 +91,13 @@ def dataset() -> dict[str, object]:
     }  # fmt: skip
 
 
-def hold() -> None:
+def hold(until: float = float("inf")) -> None:
     epoch = 0
     if (work / "checkpoint").exists():
         send("resumed", epoch=3, epochs=5, num_steps=30)
     (work / "checkpoint").write_bytes(b"where it was")
     send("checkpointed", epoch=3, epochs=5, num_steps=30, num_bytes=12)
-    while not (spool / "release").exists():
+    while time.monotonic() < until and not (spool / "release").exists():
         epoch = min(epoch + 1, 5)
         send("progress", epoch=epoch, epochs=5, loss=0.7413, rows_per_second=512_000.0, seconds_left=8.0, device="cpu")
         time.sleep(0.05)
@@ -97,6 +110,7 @@ if behaviour == "mute":
 if behaviour == "boot":
     sys.exit(3)
 channel = connect()
+sys.excepthook = on_error
 send("hello", pid=os.getpid(), python="fake")
 with (spool / "trained.log").open("a") as log:  # what the tests count
     log.write(f"{name.decode('utf-8', 'backslashreplace')} {order['attempt']}\n")
@@ -125,6 +139,8 @@ send("stage", name="train")
 send("news-from-the-future", anything=1)
 if behaviour in ("hold", "stubborn"):
     hold()
+if behaviour == "slow":
+    hold(time.monotonic() + 0.5)
 (work / "weights.pt").write_bytes(data)
 (work / "candidate.json").write_text(json.dumps(candidate()))
 send("finished", weights_sha256=hashlib.sha256(data).hexdigest(), peak_bytes=1)

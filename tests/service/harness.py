@@ -44,6 +44,7 @@ class Service:
         self.incoming = self.spool / "incoming"
         self.log_path = root / "service.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self.program = ["-m", "retraind"]  # what the interpreter runs
         self.notified: list[str] = []
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         # An abstract address: it has no length limit that a test's directory could break, and leaves no file.
@@ -72,7 +73,7 @@ class Service:
         self.notified.clear()
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "retraind", "serve", "--config", str(self.config_path)],
+                [sys.executable, "-W", "error", *self.program, "serve", "--config", str(self.config_path)],
                 stderr=log, stdout=log, stdin=subprocess.DEVNULL, cwd="/",
                 env={**os.environ, "NOTIFY_SOCKET": "@" + self._notify_name, **environment},
             )  # fmt: skip

@@ -1,0 +1,23 @@
+"""One service per test, ended with it; processes and mounts go with the test that made them."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from harness import Service
+
+pytest.register_assert_rewrite("accounts")  # what differs stands in the message
+
+
+@pytest.fixture
+def make_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
+    made: list[Service] = []
+
+    def make(root: Path = tmp_path, **options: object) -> Service:
+        root.mkdir(parents=True, exist_ok=True)
+        made.append(Service(root, **options))
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.close()
