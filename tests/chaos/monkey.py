@@ -43,7 +43,7 @@ class Monkey:
         self._log_start = 0
         self._is_ready = False
         self._actions = {
-            self.drop: 36, self.write_on: 8, self.drop_other: 2, self.kill_service: 20, self.kill_worker: 26,
+            self.drop: 30, self.write_on: 8, self.drop_other: 2, self.kill_service: 24, self.kill_worker: 34,
             self.stop_worker: 4, self.go_on: 4, self.terminate: 2, self.reload: 3, self.reload_broken: 2,
         }  # fmt: skip
 
@@ -51,7 +51,7 @@ class Monkey:
         until = time.monotonic() + seconds
         self.start()
         while time.monotonic() < until:
-            self._pause.wait(self._rng.uniform(0.0, 0.12))
+            self._pause.wait(self._rng.uniform(0.0, 0.08))
             action = self._rng.choices(list(self._actions), list(self._actions.values()))[0]
             assert self.service.process.poll() is None, "the service ended by itself"
             action()
@@ -177,7 +177,7 @@ class Monkey:
 
     def kill_worker(self) -> None:
         """At a moment of its life, not at that of its birth: so a worker is waited for first."""
-        moment, until = self._rng.uniform(0.0, 0.06), time.monotonic() + 0.25
+        moment, until = self._rng.uniform(0.0, 0.05), time.monotonic() + 0.2
         while not self._workers() and time.monotonic() < until:
             self._pause.wait(0.005)
         self._pause.wait(moment)

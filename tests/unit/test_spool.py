@@ -371,3 +371,27 @@ def test_a_second_service_does_not_get_the_spool(spool: Spool) -> None:
     command = [sys.executable, "-c", code, str(spool.root)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "already_running"
+
+
+def test_a_reason_whose_file_never_came_is_gone_at_the_next_start_and_that_of_an_open_claim_stays(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service was killed between the two steps of a refusal, and of a quarantine."""
+    reason = Reason(code="not_regular", message="pipe is not a regular file")
+    os.mkfifo(spool.incoming / "pipe")
+    (spool.incoming / "bad.csv").write_text("rows")
+    spool.claim(b"bad.csv", JOB_ID)
+    with monkeypatch.context() as patch:
+        patch.setattr(fsio, "move", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        for step in (
+            lambda: spool.refuse(b"pipe", OTHER_ID, reason),
+            lambda: spool.quarantine(JOB_ID, reason, sha256="", attempts=1),
+        ):
+            with pytest.raises(KeyboardInterrupt):
+                step()
+    spool.open()
+    assert sorted(path.name for path in spool.quarantined.iterdir()) == ["bad.csv.reason.json"]
+    spool.refuse(b"pipe", OTHER_ID, reason)
+    spool.quarantine(JOB_ID, reason, sha256="", attempts=1)
+    names = sorted(path.name for path in spool.quarantined.iterdir())
+    assert names == ["bad.csv", "bad.csv.reason.json", "pipe", "pipe.reason.json"]

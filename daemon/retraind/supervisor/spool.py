@@ -75,6 +75,15 @@ class Spool:
             raise HostError("spool_unusable", f"{self.root}: {error}", remedy=remedy) from error
         take_lock(self.root / ".lock", f"the spool {self.root}")
         self.check()
+        self._sweep_reasons()
+
+    def _sweep_reasons(self) -> None:
+        """Removes a reason whose file never came: the service was killed before it moved what is refused anew now."""
+        for name in os.listdir(os.fsencode(self.quarantined)):
+            path = os.path.join(os.fsencode(self.quarantined), name)
+            note = None if os.path.lexists(path.removesuffix(REASON_SUFFIX)) else read_reason(path)
+            if note is not None and not (self.active / note.job).exists():
+                Path(os.fsdecode(path)).unlink(missing_ok=True)
 
     def check(self) -> None:
         """Raises HostError spool_unusable when the directories can not be written or do not share a filesystem."""
@@ -159,7 +168,7 @@ class Spool:
         """quarantine/<name> -> incoming/, and its reason file goes. Safe beside a running service; returns the name."""
         target = self._free(self.incoming, os.path.basename(path), job_id)
         fsio.move(path, target)
-        os.unlink(path + REASON_SUFFIX)
+        Path(os.fsdecode(path + REASON_SUFFIX)).unlink(missing_ok=True)  # a service that starts sweeps it too
         return printable(os.path.basename(target))
 
     def _quarantine(self, source: bytes, job_id: str, reason: Reason, sha256: str, attempts: int) -> None:
