@@ -8,13 +8,20 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-system lint bench man clean
+CHAOS_SECONDS ?= 600
+CHAOS_SEED ?= 1
+
+.PHONY: demo test test-chaos test-system lint bench man clean
 
 demo: $(VENV)/ready
 	$(BIN)/python tests/demo/demo.py
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest $(ARGS)
+
+# Random drops, kills, stops and reloads for so long: make test-chaos CHAOS_SECONDS=60 CHAOS_SEED=2
+test-chaos: $(VENV)/ready
+	CHAOS_SECONDS=$(CHAOS_SECONDS) CHAOS_SEED=$(CHAOS_SEED) $(BIN)/python -m pytest -s tests/chaos/test_random_kills.py $(ARGS)
 
 test-system: $(VENV)/ready
 	$(BIN)/python -m pytest tests/system $(ARGS)

@@ -45,7 +45,7 @@ def read_known_path() -> None:
 
 
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-while signal.sigtimedwait({signal.SIGTERM}, 0.002) is None:
+while signal.sigtimedwait({signal.SIGTERM}, 0.01) is None:
     for read, path in ((read_version, home / "current"), (read_known_path, models / "telemetry_autoencoder.pt")):
         try:
             read()

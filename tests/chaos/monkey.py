@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -43,8 +44,8 @@ class Monkey:
         self._log_start = 0
         self._is_ready = False
         self._actions = {
-            self.drop: 30, self.write_on: 8, self.drop_other: 2, self.kill_service: 24, self.kill_worker: 34,
-            self.stop_worker: 4, self.go_on: 4, self.terminate: 2, self.reload: 3, self.reload_broken: 2,
+            self.drop: 34, self.write_on: 8, self.drop_other: 2, self.kill_service: 14, self.kill_worker: 40,
+            self.stop_worker: 4, self.go_on: 4, self.terminate: 1, self.reload: 3, self.reload_broken: 2,
         }  # fmt: skip
 
     def run(self, seconds: float) -> None:
@@ -161,12 +162,19 @@ class Monkey:
     # ---- blows ----
 
     def kill_service(self) -> None:
-        spared = self._rng.random() < 0.7  # most of those that are still starting, or nothing would ever be done
-        if spared and not self.is_ready():
-            return
+        """In a third of the cases while it starts, else at some moment of its work."""
+        moment = self._rng.uniform(0.0, 0.3)
+        if self._rng.random() > 0.3:
+            self._wait_for(self.is_ready, 5.0)
+        self._pause.wait(moment)
         self.service.kill()
         self.counts["kills of the service"] += 1
         self.start()
+
+    def _wait_for(self, probe: Callable[[], object], seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not probe() and time.monotonic() < until:
+            self._pause.wait(0.005)
 
     def _workers(self) -> list[int]:
         pid = self.service.process.pid
@@ -176,10 +184,10 @@ class Monkey:
             return []
 
     def kill_worker(self) -> None:
-        """At a moment of its life, not at that of its birth: so a worker is waited for first."""
-        moment, until = self._rng.uniform(0.0, 0.05), time.monotonic() + 0.2
-        while not self._workers() and time.monotonic() < until:
-            self._pause.wait(0.005)
+        """At a moment of its life, not at that of its birth: so a worker is waited for first, if there is work."""
+        moment = self._rng.uniform(0.0, 0.05)
+        if os.listdir(self.service.incoming):
+            self._wait_for(self._workers, 2.0)
         self._pause.wait(moment)
         for pid in self._workers():
             with contextlib.suppress(ProcessLookupError):

