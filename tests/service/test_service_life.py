@@ -14,10 +14,6 @@ import pytest
 from harness import Service, eventually
 
 
-def _resident_mib(pid: int) -> float:
-    return int(re.findall(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[0]) / 1024
-
-
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -220,20 +216,3 @@ def test_an_idle_service_costs_less_than_half_a_percent_of_a_cpu(make_service) -
     before, since = _cpu_seconds(pid), time.monotonic()
     eventually(lambda: time.monotonic() - since > 12, "a while, a scan of the spool within it")
     assert (_cpu_seconds(pid) - before) / (time.monotonic() - since) < 0.005
-
-
-@pytest.mark.slow
-def test_a_thousand_jobs_leave_the_service_below_sixty_megabytes_and_without_leaks(service: Service) -> None:
-    pid = service.process.pid
-    descriptors = Path(f"/proc/{pid}/fd")
-    for number in range(1000):
-        service.drop(f"{number:04}.csv")
-    eventually(lambda: len(service.names("done")) >= 100, "the first hundred", seconds=300)
-    num_open = len(list(descriptors.iterdir()))
-    eventually(lambda: len(service.names("done")) == 1000, "a thousand jobs", seconds=900)
-    assert service.metric("retraind_jobs_total", result="published") == 1000
-    eventually(lambda: service.metric("retraind_job_active") == 0)
-    assert _resident_mib(pid) < 60
-    assert len(list(descriptors.iterdir())) <= num_open + 2
-    assert len(list(Path(f"/proc/{pid}/task").iterdir())) < 10
-    eventually(lambda: not list((service.spool / "active").iterdir()))
