@@ -14,7 +14,8 @@ from retraind.supervisor.metrics import FAULTS, Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "daemon" / "retraind"
-DOCUMENTS = ("README.md", *(f"docs/{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "OPERATIONS", "RELIABILITY", "CHANGELOG")))
+PAGES = ("ARCHITECTURE", "CONTRIBUTING", "OPERATIONS", "RELIABILITY", "CHANGELOG")
+DOCUMENTS = ("README.md", *(f"docs/{name}.md" for name in PAGES))
 GATE = (PACKAGE / "supervisor" / "gate.py").read_text()
 
 
