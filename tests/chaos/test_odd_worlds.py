@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,28 +43,34 @@ def test_a_clock_that_steps_back_and_forth_during_jobs_loses_nothing_and_publish
     assert os.listdir(service.spool / "quarantine") == []
 
 
-def _until_its_inode_is(number: int, make) -> None:
-    for _ in range(200):
-        path = make()
+def _with_inode(number: int, make: Callable[[int], Path]) -> Path:
+    """Makes one after the other, and holds them, until one has the inode's number that has become free."""
+    held = []
+    for attempt in range(2000):
+        path = make(attempt)
         if path.stat().st_ino == number:
-            return
-        path.rmdir() if path.is_dir() else path.unlink()
-    pytest.skip("this filesystem does not give an inode's number again")
+            break
+        held.append(path)
+    for other in held:
+        other.rmdir() if other.is_dir() else other.unlink()
+    if len(held) == 2000:
+        pytest.skip("this filesystem does not give an inode's number again, or another process has it now")
+    return path
 
 
 def test_another_file_with_the_name_size_time_and_inode_of_one_that_waited_is_trained_as_it_is(make_service) -> None:
     service, accounts = make_service(intake={"quiet_seconds": 1.0}).start(), Accounts()
-    path = service.incoming / "a.csv"
 
-    def write(text: bytes) -> Path:
+    def write(path: Path, text: bytes) -> Path:
         path.write_bytes(text)
         os.utime(path, (1_700_000_000, 1_700_000_000))
         return path
 
-    number = write(b"the old").stat().st_ino
+    waiting = write(service.incoming / "a.csv", b"the old")
+    number = waiting.stat().st_ino
     eventually(lambda: service.metric("retraind_spool_files", state="incoming_settling") == 1, "it was seen")
-    path.unlink()
-    _until_its_inode_is(number, lambda: write(b"the new"))
+    waiting.unlink()
+    _with_inode(number, lambda i: write(service.incoming / f".held-{i}", b"the new")).rename(waiting)
     accounts.note(b"the new")
     settle(service, seconds=60)
     accounts.check(service)
@@ -74,11 +81,12 @@ def test_an_incoming_that_was_replaced_under_the_same_inode_number_is_watched_ag
     number = service.incoming.stat().st_ino
     shutil.rmtree(service.incoming)
 
-    def make() -> Path:
-        service.incoming.mkdir()
-        return service.incoming
+    def make(attempt: int) -> Path:
+        path = service.spool / f".held-{attempt}"
+        path.mkdir()
+        return path
 
-    _until_its_inode_is(number, make)
+    _with_inode(number, make).rename(service.incoming)
     accounts = Accounts()
     for name in ("a.csv", "b.csv"):
         accounts.note(name.encode())
