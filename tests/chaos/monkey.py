@@ -26,6 +26,8 @@ _BROKEN = [b"refuse-1.csv", b"refuse-2.csv", b"gate-1.csv", b"gate-2.csv"]
 # Each is tried again after every restart until the calm: once is enough.
 _POISON = [b"crash.csv", b"garbage.csv", b"kill.csv"]
 _MAX_WAITING = 40
+# Of each spell of blows the end is calm, so that much is published in the course of a run, not only at its end.
+_SPELL_SECONDS, _BLOWS_SECONDS = 6.0, 4.0
 
 
 class Monkey:
@@ -54,6 +56,8 @@ class Monkey:
         while time.monotonic() < until:
             self._pause.wait(self._rng.uniform(0.0, 0.08))
             action = self._rng.choices(list(self._actions), list(self._actions.values()))[0]
+            if (until - time.monotonic()) % _SPELL_SECONDS > _BLOWS_SECONDS:
+                action = self._rng.choice([self.drop, self.write_on, self.go_on])
             assert self.service.process.poll() is None, "the service ended by itself"
             action()
 
