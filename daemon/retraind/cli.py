@@ -94,6 +94,14 @@ def build_parser() -> argparse.ArgumentParser:
     which = requeue.add_mutually_exclusive_group(required=True)
     which.add_argument("job", nargs="?", metavar="JOB", help="a job id as `retraind jobs` shows it")
     which.add_argument("--all-quarantined", action="store_true", help="every file in quarantine/")
+    hold = verb("hold", "keep an open job, or the whole queue, from being started", _HOLD)
+    which = hold.add_mutually_exclusive_group(required=True)
+    which.add_argument("job", nargs="?", metavar="JOB", help="the id of an open job as `retraind jobs` shows it")
+    which.add_argument("--all", action="store_true", help="the whole queue: nothing new is started")
+    release = verb("release", "let what is held go on", _RELEASE)
+    which = release.add_mutually_exclusive_group(required=True)
+    which.add_argument("job", nargs="?", metavar="JOB", help="the id of a held job as `retraind jobs` shows it")
+    which.add_argument("--all", action="store_true", help="the queue, and every job that is held")
     models = verb("models", "list, check, roll back and pin the published versions", _MODELS, json)
     models.add_argument(
         "action", nargs="?", choices=MODEL_ACTIONS, default="list", help="what to do (default: list them)"
@@ -125,6 +133,12 @@ _JOBS = """Prints the file, the state, the attempts, and the published version o
 A job's file is in active/ while the job is open, then in done/ or quarantine/."""
 _REQUEUE = """Moves the file from quarantine/ to incoming/, where the service finds it as a new dataset, and
 removes the reason file. Mend the cause first: raise the limit, or give more memory."""
+_HOLD = """A held job is not started until it is released. One that runs is asked to stop at a safe point, goes back
+to the queue and loses no attempt. With --all a running job goes on, and files wait in incoming/.
+
+Holds last over restarts. The service obeys within a second, or when it starts, whatever comes first."""
+_RELEASE = """The job takes its place in the queue again, with the attempts that it has had. An idle service sees it
+within ten seconds."""
 _MODELS = """list: dataset, rows, metrics, held-out loss, and the loss of predicting each metric's mean. The live
 version is the one that <models.dir>/<models.name>.pt leads to.
 
@@ -194,12 +208,16 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_jobs(config: Config, options: argparse.Namespace) -> int:
-    from retraind.commands import jobs
+    from retraind.commands import hold, jobs
 
     if options.verb == "status":
         return jobs.status(config, as_json=options.json)
     if options.verb == "jobs":
         return jobs.jobs(config, as_json=options.json, limit=options.limit)
+    if options.verb == "hold":
+        return hold.hold(config, job_id=options.job, everything=options.all)
+    if options.verb == "release":
+        return hold.release(config, job_id=options.job, everything=options.all)
     return jobs.requeue(config, job_id=options.job, everything=options.all_quarantined)
 
 

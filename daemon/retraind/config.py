@@ -41,6 +41,9 @@ class SpoolConfig(Section, frozen=True, kw_only=True):
     """Where datasets arrive; incoming/, active/, done/ and quarantine/ lie below it on one filesystem."""
 
     dir: Path = Path("/var/spool/retraind")
+    # None keeps everything in done/: whose bytes these are, the service does not know.
+    done_max_age_days: Annotated[float, Meta(gt=0, le=36_500)] | None = None
+    done_max_bytes: Positive | None = None
 
 
 class ModelsConfig(Section, frozen=True, kw_only=True):
@@ -56,6 +59,13 @@ class StateConfig(Section, frozen=True, kw_only=True):
     """Where jobs are remembered."""
 
     dir: Path = Path("/var/lib/retraind")
+
+
+class LimitsConfig(Section, frozen=True, kw_only=True):
+    """What is left to the rest of the machine."""
+
+    # Room for a candidate, a version and the journal on the smallest server; 0 is no floor.
+    min_free_bytes: Annotated[int, Meta(ge=0)] = 256 * 2**20
 
 
 class MetricsConfig(Section, frozen=True, kw_only=True):
@@ -151,6 +161,7 @@ class Config(Section, frozen=True, kw_only=True):
     spool: SpoolConfig = SpoolConfig()
     models: ModelsConfig = ModelsConfig()
     state: StateConfig = StateConfig()
+    limits: LimitsConfig = LimitsConfig()
     metrics: MetricsConfig = MetricsConfig()
     intake: IntakeConfig = IntakeConfig()
     worker: WorkerConfig = WorkerConfig()
@@ -187,8 +198,9 @@ def restart_changes(old: Config, new: Config) -> list[str]:
 
 def keep_restart_keys(old: Config, new: Config) -> Config:
     """`new`, with the keys that only a restart can change as they are in `old`."""
+    spool = msgspec.structs.replace(new.spool, dir=old.spool.dir)
     models = msgspec.structs.replace(new.models, dir=old.models.dir, name=old.models.name)
-    return msgspec.structs.replace(new, spool=old.spool, models=models, state=old.state, metrics=old.metrics)
+    return msgspec.structs.replace(new, spool=spool, models=models, state=old.state, metrics=old.metrics)
 
 
 def decisive(training: TrainingConfig) -> dict[str, object]:

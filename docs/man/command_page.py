@@ -4,6 +4,7 @@ Walks the parser's actions and never formats its help, whose layout differs betw
 """
 
 import argparse
+import textwrap
 from collections.abc import Iterator
 
 import roff
@@ -144,7 +145,7 @@ def _whose(takers: list[str], verbs: list[str]) -> str:
     few, words = (others, "Every command takes it but") if len(others) < len(takers) else (takers, "Of")
     names = [roff.bold(name) for name in few]
     listed = ", ".join(names[:-1]) + " and " * (len(names) > 1) + names[-1]
-    return f"\n{words} {listed}."
+    return "\n" + textwrap.fill(f"{words} {listed}.", 78, break_long_words=False, break_on_hyphens=False)
 
 
 def _own_options(parser: argparse.ArgumentParser, shared: dict[str, list[str]]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from harness import Service, eventually
 
 from retraind.cli import build_parser
 
-VERBS = ("serve", "train", "inspect", "check", "preflight", "status", "jobs", "requeue", "models")
+VERBS = ("serve", "train", "inspect", "check", "preflight", "status", "jobs", "requeue", "hold", "release", "models")
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from retraind.cli import main
 from retraind.commands.train import new_job
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "help.txt"
-VERBS = ("serve", "train", "inspect", "check", "preflight", "status", "jobs", "requeue", "models")
+VERBS = ("serve", "train", "inspect", "check", "preflight", "status", "jobs", "requeue", "hold", "release", "models")
 
 
 def frozen() -> dict[str, str]:

@@ -1,7 +1,6 @@
 """What a scrape sees: the frozen names, values that come and go, and numbers that no well-behaved worker sends."""
 
 import gzip
-import os
 import re
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ from retraind.errors import QUARANTINE_CODES, Disposition
 from retraind.report import Evaluation, Manifest
 from retraind.supervisor import faults, metrics
 from retraind.supervisor.intake import Entry, Scan
-from retraind.supervisor.metrics import DIRECTORIES, FAULTS, Metrics
+from retraind.supervisor.metrics import DIRECTORIES, FAULTS, Metrics, Space
 from retraind.supervisor.spool import Spool
 from retraind.worker import preflight
 
@@ -74,7 +73,7 @@ def live_a_life(told: Metrics, spool: Spool) -> None:
     """Everything that is there only at times is there."""
     (spool.done / "a.csv").touch()
     told.scanned(Scan(), spool, "inotify", 1)
-    told.disks_seen(dict.fromkeys(DIRECTORIES, spool.root))
+    told.disks_seen(dict.fromkeys(DIRECTORIES, Space(free=1, size=2)))
     told.started()
     told.progress(make_progress())
     told.published(make_manifest())
@@ -237,17 +236,24 @@ def test_the_spool_is_told_by_state(told: Metrics, spool: Spool) -> None:
     assert 'spool_oldest_file_timestamp_seconds{state="incoming_ready"}' not in samples(told)
 
 
-def test_a_filesystem_is_told_as_it_is_and_one_that_can_not_be_asked_has_no_series(told: Metrics, spool: Spool) -> None:
-    facts = os.statvfs(spool.root)
-    told.disks_seen({"spool": spool.root, "models": spool.root, "state": spool.root / "gone"})
-    shown = samples(told, "retraind_disk_")
-    assert {series for series in shown if "free" in series} == {
-        'disk_free_bytes{directory="spool"}', 'disk_free_bytes{directory="models"}',
+def test_a_filesystem_that_could_not_be_asked_has_no_series(told: Metrics) -> None:
+    told.disks_seen({"spool": Space(free=1, size=4), "models": Space(free=2, size=4), "elsewhere": Space(1, 1)})
+    assert samples(told, "retraind_disk_") == {
+        'disk_free_bytes{directory="spool"}': 1, 'disk_free_bytes{directory="models"}': 2,
+        'disk_size_bytes{directory="spool"}': 4, 'disk_size_bytes{directory="models"}': 4,
     }  # fmt: skip
-    assert shown['disk_size_bytes{directory="spool"}'] == facts.f_blocks * facts.f_frsize
-    assert 0 < shown['disk_free_bytes{directory="spool"}'] < shown['disk_size_bytes{directory="spool"}']
-    told.disks_seen(dict.fromkeys(DIRECTORIES, spool.root / "gone"))
+    told.disks_seen({})
     assert samples(told, "retraind_disk_") == {}
+
+
+def test_what_an_operator_holds_and_what_left_done_is_told(told: Metrics) -> None:
+    before = samples(told)
+    told.held(queue=True, num_jobs=2)
+    told.done_removed(3, 70)
+    told.done_removed(1, 7)
+    assert rises(told, before) == {
+        "queue_held": 1, "jobs_held": 2, "done_removed_files_total": 4, "done_removed_bytes_total": 77,
+    }  # fmt: skip
 
 
 def test_the_last_preflight_says_one_thing_of_each_check(told: Metrics) -> None:

@@ -4,11 +4,14 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from retraind.commands import screen
 from retraind.config import Config
 from retraind.errors import HostError, UsageError
-from retraind.job import Job
+from retraind.job import FINAL_STATES, Job
 from retraind.locks import is_locked
+from retraind.supervisor import holds
 from retraind.supervisor import status as status_file
 from retraind.supervisor.ledger import read_jobs
 from retraind.supervisor.spool import Spool
@@ -17,7 +20,7 @@ from retraind.supervisor.spool import Spool
 _SHOWN = 50
 
 
-def _require_readable(path: Path) -> None:
+def require_readable(path: Path) -> None:
     """A directory that is closed to this user must not look like an empty one."""
     if path.exists() and not os.access(path, os.R_OK | os.X_OK):
         raise HostError(
@@ -27,12 +30,15 @@ def _require_readable(path: Path) -> None:
 
 def jobs(config: Config, *, as_json: bool, limit: int | None) -> int:
     """Lists the newest jobs, newest last."""
-    _require_readable(config.state.dir)
-    _require_readable(config.state.dir / "jobs")
-    found = read_jobs(config.state.dir)
+    require_readable(config.state.dir)
+    require_readable(config.state.dir / "jobs")
+    found, held = read_jobs(config.state.dir), holds.read(config.state.dir)
     if as_json:
-        screen.print_json(found if limit is None else found[-limit:])
+        shown = found if limit is None else found[-limit:]
+        screen.print_json([msgspec.to_builtins(job) | {"held": job.id in held.jobs} for job in shown])
         return 0
+    if held.queue:
+        screen.print_line("the queue is held: nothing is started until `retraind release --all`")
     limit = limit or _SHOWN
     if not found:
         screen.print_line(f"no jobs yet: drop a file into {config.spool.dir / 'incoming'}")
@@ -42,11 +48,23 @@ def jobs(config: Config, *, as_json: bool, limit: int | None) -> int:
     screen.print_table(
         ("JOB", "FILE", "STATE", "TRIES", "CHANGED", "RESULT"),
         [
-            (job.id, job.name, job.state.value, job.attempts, _ago(job.updated_at), _result(job))
+            (
+                job.id,
+                job.name,
+                _state(job, held),
+                job.attempts,
+                _ago(job.updated_at),
+                _result(job),
+            )
             for job in found[-limit:]
         ],
     )
     return 0
+
+
+def _state(job: Job, held: holds.Held) -> str:
+    is_held = job.id in held.jobs and job.state not in FINAL_STATES
+    return f"{job.state.value}{', held' * is_held}"
 
 
 def _result(job: Job) -> str:
@@ -59,7 +77,7 @@ def _ago(when: datetime) -> str:
 
 def status(config: Config, *, as_json: bool) -> int:
     """What the service does now; 0 while it runs, 69 when it does not."""
-    _require_readable(config.state.dir)
+    require_readable(config.state.dir)
     current = status_file.read(config.state.dir)
     running = is_locked(config.state.dir / ".lock")
     if as_json:

@@ -9,8 +9,8 @@ from retraind.supervisor.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-# With one of these a publication would fail, so nothing is trained meanwhile and /-/ready says no.
-BLOCKING = frozenset({"spool", "models", "state", "port"})
+# With one of these a publication would fail, or the machine would fill up: nothing is started, /-/ready says no.
+BLOCKING = frozenset({"spool", "models", "state", "port", "low_disk"})
 # These a worker reported: they end when a worker gets through.
 OF_WORKER = ("preflight", "disk", "worker")
 

@@ -18,6 +18,7 @@ from retraind.errors import ConfigError, HostError, PublishError
 from retraind.printable import printable
 from retraind.supervisor import schedule, status
 from retraind.supervisor.attempt import Attempt
+from retraind.supervisor.disks import Disks
 from retraind.supervisor.faults import OF_WORKER, Faults
 from retraind.supervisor.filing import Filing
 from retraind.supervisor.hook import Hook
@@ -26,6 +27,7 @@ from retraind.supervisor.metrics import Metrics
 from retraind.supervisor.publish import Publisher
 from retraind.supervisor.queue import Queue
 from retraind.supervisor.recovery import recover
+from retraind.supervisor.retention import Retention
 from retraind.supervisor.spool import Spool
 from retraind.supervisor.systemd import Systemd
 from retraind.supervisor.wake import Wake
@@ -58,7 +60,8 @@ class Loop:
         self._config, self._config_path = config, config_path
         self._spool, self._ledger, self._publisher = spool, ledger, publisher
         self._metrics, self._faults, self._systemd, self._wake = metrics, faults, systemd, wake
-        self._directories = {"spool": spool.root, "models": publisher.models_dir, "state": ledger.state_dir}
+        directories = {"spool": spool.root, "models": publisher.models_dir, "state": ledger.state_dir}
+        self._disks, self._retention = Disks(directories, faults, metrics), Retention(spool.done, metrics)
         self._queue = Queue(config, spool, ledger, wake, metrics)
         self._hook = Hook(ledger.state_dir, metrics)
         self._filing = Filing(spool, ledger, publisher, self._hook, metrics)
@@ -81,13 +84,24 @@ class Loop:
             self._wait()
             self._turn()
         self._hook.close()
+        self._retention.close()
         self._queue.close()
 
     def _turn(self) -> None:
         now = self.turned_at = time.monotonic()
         for wish in self._wake.take():
             self._on_wish(wish, now)
-        for step in (self._recover, self._tend, self._settle, self._after, self._look, self._start_next):
+        for step in (
+            self._recover,
+            self._obey,
+            self._tend,
+            self._settle,
+            self._after,
+            self._look,
+            self._measure,
+            self._retain,
+            self._start_next,
+        ):
             self._guarded(step, now)
         self._report(time.monotonic())
 
@@ -110,7 +124,7 @@ class Loop:
         times = [now + _LONGEST_WAIT_SECONDS]
         child = self._attempt.child
         if not self._stopping:
-            times.append(self._queue.scan_at)
+            times += [self._queue.scan_at, *([] if self._recovery_due else [self._retention.due_at])]
         if child is not None:
             times += [child.next_deadline(), now + _PROGRESS_SECONDS]
         elif not self._stopping and not self._faults.is_blocking:
@@ -155,6 +169,7 @@ class Loop:
             self._config = keep_restart_keys(self._config, new)
             logs.set_level(self._config.log.level)
             self._queue.reconfigure(self._config)
+            self._disks.look_at = 0.0
             self._metrics.config_reloaded(success=True)
             self._faults.heal("config")
             log.info("configuration reloaded")
@@ -174,6 +189,17 @@ class Loop:
         self._hook.load()
         self._recovery_due, self._num_setbacks = False, 0
         self._faults.heal("state")
+
+    def _obey(self, now: float) -> None:
+        """Reads what an operator holds, in every turn: so before each start, and each second while a worker runs."""
+        holds, running = self._queue.holds, self._attempt.job
+        holds.look()
+        if not self._recovery_due:
+            holds.forget_ended(self._ledger.open_jobs)
+        if running is not None and running.id in holds.now.jobs:
+            self._attempt.stop(now)
+        num_held = sum(job_id in holds.now.jobs for job_id in self._ledger.open_jobs)
+        self._metrics.held(queue=holds.now.queue, num_jobs=num_held)
 
     def _tend(self, now: float) -> None:
         self._attempt.tend(self._config, now)
@@ -212,13 +238,23 @@ class Loop:
             self._faults.heal("spool")
         except (HostError, OSError) as error:
             self._faults.show("spool", error.message if isinstance(error, HostError) else str(error))
-        self._metrics.disks_seen(self._directories)
         if self._filing.trained() is None:
             try:
                 self._publisher.check()
                 self._faults.heal("models")
             except PublishError as error:
                 self._faults.show("models", error.message)
+
+    def _measure(self, now: float) -> None:
+        self._disks.look(now, self._config.limits.min_free_bytes)
+
+    def _retain(self, now: float) -> None:
+        """A slice of the limits of done/. What came in since the oldest job whose last move is owed was made stays."""
+        if self._stopping or self._recovery_due:
+            return
+        owed_since = min((job.created_at for job in self._filing.unfiled.values()), default=None)
+        keep_ns = None if owed_since is None else int(owed_since.timestamp() * 1e9)
+        self._retention.look(now, time.time_ns(), self._config.spool, keep_ns)
 
     def _start_next(self, now: float) -> None:
         """One job at a time; what is trained is published first, and nothing is trained that could not be."""
@@ -254,7 +290,8 @@ class Loop:
             status.write(self._ledger.state_dir, current)
 
     def _describe(self, now: float) -> tuple[str, str]:
-        queue = status.waiting(len(self._queue.scan.ready))
+        is_held = self._queue.holds.now.queue
+        queue = status.waiting(len(self._queue.scan.ready)) + ("; the queue is held" if is_held else "")
         child, job = self._attempt.child, self._attempt.job
         if self._stopping:
             return "stopping", "stopping" + (": waiting for the worker to end" if child else "")
@@ -265,12 +302,22 @@ class Loop:
             state = "deferred" if name in OF_WORKER else "degraded"
             pause = max(self._queue.hold_until, self._settle_at) - now
             return state, f"{state}: {text}{status.next_try(pause)}{queue}"
-        waiting = next(iter(self._ledger.open_jobs.values()), None)
+        return self._describe_queue(now)
+
+    def _describe_queue(self, now: float) -> tuple[str, str]:
+        """What is waited for when the machine is well and no worker runs."""
+        queue = status.waiting(len(self._queue.scan.ready))
+        if self._queue.holds.now.queue:
+            return "held", f"held: nothing is started until `retraind release --all`{queue}"
+        waiting = next(iter(self._queue.free_jobs()), None)
         if waiting is not None and waiting.reason is not None:
             pause = (self._queue.next_try(now) or now) - now
             return "deferred", f"deferred: {waiting.name}: {waiting.reason.code}{status.next_try(pause)}{queue}"
         if self._queue.scan.settling:
             name = printable(self._queue.scan.settling[0].name)
             return "settling", f"waiting for {name} to be complete{queue}"
+        held = next(iter(self._ledger.open_jobs.values()), None)
+        if held is not None and waiting is None:
+            return "held", f"held: {held.name} waits for `retraind release {held.id}`{queue}"
         live = self._publisher.live_version()
         return "idle", f"idle: {f'{live} is live' if live else 'no model published yet'}{queue}"

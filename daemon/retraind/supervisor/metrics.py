@@ -6,13 +6,11 @@ read from memory only. Values of a running job are removed when it ends: no stal
 """
 
 import math
-import os
 import platform
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 
 from retraind import __version__, events
 from retraind.errors import QUARANTINE_CODES, Disposition
@@ -24,7 +22,7 @@ from retraind.supervisor.spool import Spool, Usage, count
 STAGES = ("preflight", "ingest", "import", "train", "evaluate", "publish")
 RESULTS = ("published", "duplicate", "rejected", "quarantined")
 HOOK_RESULTS = ("ok", "failed", "timeout")
-FAULTS = ("spool", "models", "state", "port", "filing", "config", "preflight", "disk", "worker")
+FAULTS = ("spool", "models", "state", "port", "filing", "config", "preflight", "disk", "worker", "low_disk")
 DEVICES = ("cpu", "cuda")
 DIRECTORIES = ("spool", "models", "state")
 DROP_REASONS = ("missing", "non_finite", "not_a_number", "ragged", "malformed", "truncated_tail", "other")
@@ -37,6 +35,14 @@ RETRIES = {
 }
 # More than any count that is meant: a number of a worker gone mad must end neither the loop nor every later scrape.
 _MAX_NUMBER = 2.0**63
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What a process without privileges can still write to a filesystem, and its size in all; in bytes."""
+
+    free: int
+    size: int
 
 
 class Metrics:
@@ -85,6 +91,8 @@ class Metrics:
         self._stale_temporaries = make.gauge(
             "spool_stale_temporary_files", "Temporary names in incoming/ older than 36 hours."
         )
+        self._done_removed_files = make.counter("done_removed_files", "Files that the limits of done/ removed.")
+        self._done_removed_bytes = make.counter("done_removed_bytes", "Bytes that the limits of done/ removed.")
         self._scans = make.counter("scans", "Scans of incoming/.")
         self._watch_events = make.counter("watch_events", "inotify events on incoming/.")
         self._watch_mode = make.gauge(
@@ -95,6 +103,8 @@ class Metrics:
         )
 
     def _job_metrics(self, make: Registry) -> None:
+        self._queue_held = make.gauge("queue_held", "1 while an operator holds the whole queue.")
+        self._jobs_held = make.gauge("jobs_held", "Open jobs that an operator holds one by one.")
         self._jobs = make.counter("jobs", "Ended jobs by result.", {"result": RESULTS})
         codes = (*QUARANTINE_CODES, "other")
         self._quarantined = make.counter("quarantined", "Quarantined datasets by code.", {"code": codes})
@@ -195,16 +205,19 @@ class Metrics:
             self._spool_bytes.labels(state).set(usage.num_bytes)
         self._spool_oldest.values = {(state,): u.oldest for state, u in usages.items() if u.oldest is not None}
 
-    def disks_seen(self, directories: Mapping[str, Path]) -> None:
-        """Asks the filesystems, one system call each. One that can not tell has no series rather than an old value."""
-        free: dict[tuple[str, ...], float] = {}
-        size: dict[tuple[str, ...], float] = {}
-        for name in DIRECTORIES:
-            with suppress(OSError):
-                facts = os.statvfs(directories[name])
-                free[name,] = float(facts.f_bavail * facts.f_frsize)
-                size[name,] = float(facts.f_blocks * facts.f_frsize)
-        self._disk_free.values, self._disk_size.values = free, size
+    def disks_seen(self, spaces: Mapping[str, Space]) -> None:
+        """What was found. A filesystem that could not be asked has no series rather than an old value."""
+        known = [name for name in DIRECTORIES if name in spaces]
+        self._disk_free.values = {(name,): float(spaces[name].free) for name in known}
+        self._disk_size.values = {(name,): float(spaces[name].size) for name in known}
+
+    def done_removed(self, num_files: int, num_bytes: int) -> None:
+        self._done_removed_files.inc(num_files)
+        self._done_removed_bytes.inc(num_bytes)
+
+    def held(self, *, queue: bool, num_jobs: int) -> None:
+        self._queue_held.set(queue)
+        self._jobs_held.set(num_jobs)
 
     def started(self) -> None:
         self._active.set(1)

@@ -1,7 +1,8 @@
 """Which job is next: jobs that are due again, oldest first, then the files of incoming/ by mtime and name.
 
-Owns the scan of incoming/, the watch on it, the pauses between attempts and the claim. Files wait in incoming/ until
-a worker is free, so a queue of any length costs one directory entry each. Raises OSError for a disk that fails.
+Owns the scan of incoming/, the watch on it, the pauses between attempts, what is held, and the claim. Files wait in
+incoming/ until a worker is free, so a queue of any length costs one directory entry each. Raises OSError for a disk
+that fails.
 """
 
 import logging
@@ -11,6 +12,7 @@ from datetime import UTC, datetime
 from retraind.config import Config
 from retraind.job import Job, JobState, Reason
 from retraind.printable import printable
+from retraind.supervisor.holds import Holds
 from retraind.supervisor.intake import Entry, Intake, Obstacle, Scan
 from retraind.supervisor.ledger import Ledger
 from retraind.supervisor.metrics import Metrics
@@ -33,6 +35,7 @@ class Queue:
         self._spool, self._ledger, self._wake, self._metrics = spool, ledger, wake, metrics
         self._intake = Intake(spool.incoming, config.intake.quiet_seconds)
         self._watch = Watch(spool.incoming, wake)
+        self.holds = Holds(ledger.state_dir)
         self.scan = Scan()
         self._scanned_at = 0.0
         self.scan_at = 0.0  # monotonic time of the next look
@@ -73,10 +76,14 @@ class Queue:
 
     def take(self, now: float) -> Job | None:
         """The next job to run, QUEUED or DEFERRED and durable on disk, or None."""
-        if now < self.hold_until:
+        if now < self.hold_until or self.holds.now.queue:
             return None
-        due = [job for job in self._ledger.open_jobs.values() if now >= self._due.get(job.id, 0.0)]
+        due = [job for job in self.free_jobs() if now >= self._due.get(job.id, 0.0)]
         return min(due, key=lambda job: job.id, default=None) or self._claim_next(now)
+
+    def free_jobs(self) -> list[Job]:
+        """The open jobs that nobody holds."""
+        return [job for job in self._ledger.open_jobs.values() if job.id not in self.holds.now.jobs]
 
     def retry_at(self, job_id: str, when: float) -> None:
         """Keeps an open job back until then. What is known of ended jobs goes, whichever way they ended."""
@@ -84,8 +91,10 @@ class Queue:
         self._due[job_id] = when
 
     def next_try(self, now: float) -> float | None:
-        """The earliest time at which an open job that waits may be taken; None when none waits."""
-        times = [max(self._due.get(job_id, 0.0), self.hold_until) for job_id in self._ledger.open_jobs]
+        """The earliest time at which an open job that waits may be taken; None when none waits, or all are held."""
+        if self.holds.now.queue:
+            return None
+        times = [max(self._due.get(job.id, 0.0), self.hold_until) for job in self.free_jobs()]
         if self.hold_until > now:
             times.append(self.hold_until)
         return min(times, default=None)

@@ -1,8 +1,9 @@
 """The spool's directories as states: incoming/ -> active/<job>/ -> done/ or quarantine/. One file is in exactly one.
 
 Every change is one rename on one filesystem, durable when the method returns; nothing is copied, opened for writing
-or deleted. Names are bytes: a file's name is never decoded on its way. done/ and quarantine/ have one writer, this
-process, which holds the lock. Raises HostError for a spool that can not be used, OSError for a step that failed.
+or deleted: that is retention's alone, in done/. Names are bytes: a file's name is never decoded on its way. done/ and
+quarantine/ have one writer, this process, which holds the lock. Raises HostError for a spool that can not be used,
+OSError for a step that failed.
 """
 
 import os

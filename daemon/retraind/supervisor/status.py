@@ -14,7 +14,10 @@ STATUS_FILE = "status.json"
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """One line and the numbers in it. `state` is starting, idle, settling, working, deferred, degraded or stopping."""
+    """One line and the numbers in it.
+
+    `state` is starting, idle, settling, working, held, deferred, degraded or stopping.
+    """
 
     state: str
     text: str
