@@ -1,6 +1,5 @@
 """Drives the real service as a process: its files, signals, notify socket and HTTP endpoint."""
 
-import contextlib
 import json
 import os
 import re
@@ -50,7 +49,8 @@ class Service:
         # An abstract address: it has no length limit that a test's directory could break, and leaves no file.
         self._notify_name = f"retraind-test-{os.getpid()}-{id(self)}"
         self._notify.bind("\0" + self._notify_name)
-        threading.Thread(target=self._collect, daemon=True).start()
+        self._collector = threading.Thread(target=self._collect, daemon=True)
+        self._collector.start()
         self.settings: dict[str, dict[str, object]] = {
             "spool": {"dir": "spool"}, "models": {"dir": "models"}, "state": {"dir": "state"},
             "metrics": {"listen": "127.0.0.1:0"}, "intake": {"quiet_seconds": 0.1, "rescan_seconds": 0.5},
@@ -86,9 +86,8 @@ class Service:
 
     def _collect(self) -> None:
         """Reads all the time, as systemd does: a full socket would hold the service up."""
-        with contextlib.suppress(OSError):
-            while True:
-                self.notified += self._notify.recv(65536).decode().split("\n")
+        while message := self._notify.recv(65536):
+            self.notified += message.decode().split("\n")
 
     def notifications(self) -> list[str]:
         """Everything that was notified since the start, a line each."""
@@ -116,6 +115,9 @@ class Service:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        # A thread that is left in a read would take messages of the next socket that gets the descriptor's number.
+        self._notify.shutdown(socket.SHUT_RD)
+        self._collector.join()
         self._notify.close()
 
     def drop(self, name: str, data: bytes | str = "", mtime: float | None = None) -> Path:
