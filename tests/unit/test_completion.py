@@ -19,6 +19,7 @@ import pytest
 
 from retraind import cli
 from retraind.job import Job, JobState
+from retraind.supervisor import holds
 
 COMPLETION = Path(__file__).resolve().parents[2] / "etc" / "bash-completion" / "retraind"
 LIBRARY = Path("/usr/share/bash-completion/bash_completion")
@@ -183,6 +184,16 @@ def test_a_job_to_queue_again_is_one_whose_file_is_in_quarantine(shell: Shell, t
     assert shell.offers(f"retraind requeue --config {config} ") == held
     assert shell.offers(f"retraind requeue --config={config} 20261201T020138Z-r") == held[1:]
     assert shell.offers(f"retraind requeue --config {config} {held[0]} ") == []
+
+
+def test_a_job_to_hold_is_open_and_one_to_release_is_held(shell: Shell, tmp_path: Path) -> None:
+    config = write_jobs(tmp_path, {f"20261201T020138Z-{state.value}": state for state in JobState})
+    held = "20261201T020138Z-deferred"
+    holds.place(tmp_path / "state", held)
+    queued, running = (f"20261201T020138Z-{state}" for state in ("queued", "running"))
+    assert shell.offers(f"retraind hold --config {config} ") == [queued, running]
+    assert shell.complete(f"retraind release --config {config} 2").split()[-1] == held
+    assert shell.offers(f"retraind release --config {config} {held} ") == []
 
 
 def test_records_that_can_not_be_read_offer_nothing_and_say_nothing(shell: Shell, tmp_path: Path) -> None:

@@ -250,6 +250,14 @@ def test_a_link_in_the_place_of_done_is_not_followed(
     assert len(caplog.records) == 1, "said once"
 
 
+def test_what_a_link_leads_to_does_not_count_as_bytes_of_done(swept: Swept, tmp_path: Path) -> None:
+    arrive(swept.spool.done, "a.csv", b"0123456789")
+    (tmp_path / "large").write_bytes(bytes(1000))
+    (swept.spool.done / "link").symlink_to(tmp_path / "large")
+    swept.sweep(size(10))
+    assert (swept.spool.done / "a.csv").exists()
+
+
 def test_a_directory_that_is_gone_is_waited_for(swept: Swept) -> None:
     shutil.rmtree(swept.spool.done)
     swept.turn(days(1))
