@@ -118,7 +118,6 @@ def test_rows_do_not_depend_on_where_blocks_end(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("data", "code"),
     [
-        (b'[{"a": 1}, {"a": 2}]', "unsupported_format"),
         (b'{\n"a": {\n"b": 1\n}\n}\n', "malformed"),
         (b'{"a": "x"}\n{"a": "y"}\n', "no_numeric"),
         (b"{}\n{}\n", "malformed"),

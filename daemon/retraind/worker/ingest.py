@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from retraind.config import DataConfig
 from retraind.errors import DataError, HostError
 from retraind.report import MAX_PROBLEMS, Dataset, IgnoredColumn, Problem, Scaler
-from retraind.worker.readers import open_reader
+from retraind.worker.readers import HOW_TO_COLLECT, open_reader
 from retraind.worker.readers.columns import choose_metrics, match_metrics
 from retraind.worker.readers.source import RAW_BYTES, Beat, Source, open_regular
 from retraind.worker.readers.tally import REASONS, Tally
@@ -162,8 +162,13 @@ def _check_rows(account: _Account, limits: DataConfig) -> None:
         raise DataError(
             "too_few_rows",
             f"the dataset has {num_used:,} rows{dropped}; {limits.min_rows:,} are needed",
-            remedy="collect for longer, or lower data.min_rows",
+            remedy=_how_to_collect(account),
         )
+
+
+def _how_to_collect(account: _Account) -> str:
+    format_ = account.formats[0].partition("+")[0]
+    return HOW_TO_COLLECT.get(format_, "collect for longer, or lower data.min_rows")
 
 
 @contextmanager

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
-from retraind.worker.readers import npy
+from retraind.worker.readers import exposition, npy, npz
 from retraind.worker.readers.columns import Column
 from retraind.worker.readers.delimited import DelimitedReader
 from retraind.worker.readers.jsonlines import JsonLinesReader
 from retraind.worker.readers.lines import UTF8_BOM
+from retraind.worker.readers.recognise import series_reader
 from retraind.worker.readers.source import GZIP_MAGIC, Source
 from retraind.worker.readers.tally import Tally
 
@@ -26,7 +27,7 @@ HEAD_BYTES = 4096
 # What people drop by mistake, by the first bytes: the file formats' own documents and file(1)'s list.
 FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"PAR1", "Parquet"),
-    (b"PK\x03\x04", "a zip archive (.zip, .npz, .xlsx, .pt)"),
+    (b"PK\x03\x04", "a zip archive (.zip, .xlsx, .pt)"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
     (b"BZh", "bzip2"),
     (b"\xfd7zXZ\x00", "xz"),
@@ -48,6 +49,8 @@ FOREIGN: tuple[tuple[bytes, str], ...] = (
 )
 UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 PICKLE_PROTOCOLS = b"\x02\x03\x04\x05"
+# Where a file of too few rows may be no accident but a misunderstanding, by format.
+HOW_TO_COLLECT = {"prometheus": exposition.HOW_TO_COLLECT}
 REMEDY = "write CSV, JSON lines or .npy, plain or compressed by gzip"
 
 
@@ -71,17 +74,13 @@ def open_reader(source: Source, limits: DataConfig, spill_dir: Path | None = Non
         raise DataError("empty", f"{source.name} {what}", remedy="look whether its producer ran out of disk space")
     if head.startswith(npy.MAGIC):
         return npy.NpyReader(source, limits, spill_dir)
+    if npz.is_npz(head):
+        return npz.NpzReader(source, limits, spill_dir)
     refuse_foreign(head, source.name)
-    text = head.removeprefix(UTF8_BOM).lstrip()
-    if text.startswith(b"{"):
+    if reader := series_reader(source, limits, head):
+        return reader
+    if head.removeprefix(UTF8_BOM).lstrip().startswith(b"{"):
         return JsonLinesReader(source, limits)
-    if text.startswith(b"["):
-        raise DataError(
-            "unsupported_format",
-            f"{source.name} is a JSON array",
-            line=1,
-            remedy="write one object a line: jq -c '.[]'",
-        )
     return DelimitedReader(source, limits)
 
 

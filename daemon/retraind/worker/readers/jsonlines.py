@@ -18,9 +18,8 @@ from retraind.config import DataConfig
 from retraind.errors import DataError
 from retraind.printable import printable
 from retraind.worker.readers.columns import SAMPLE_ROWS, Column, kind_of_column
-from retraind.worker.readers.lines import LineBlock, cut_lines
+from retraind.worker.readers.lines import Content, LineBlock, cut_lines
 from retraind.worker.readers.numbers import MAX_MAGNITUDE, reason_against
-from retraind.worker.readers.source import Source
 from retraind.worker.readers.tally import Tally
 
 # Decoded objects take about ten times the space of their text.
@@ -36,7 +35,7 @@ class JsonLinesReader:
 
     format = "jsonl"
 
-    def __init__(self, source: Source, limits: DataConfig) -> None:
+    def __init__(self, source: Content, limits: DataConfig) -> None:
         self._blocks = cut_lines(source, BLOCK_BYTES, limits.max_line_bytes)
         self._first = next(self._blocks)  # there is one: the first byte that is not blank was seen
         # A decoded key may be a name with blanks around it, so the key is kept beside the name.

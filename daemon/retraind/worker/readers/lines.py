@@ -6,16 +6,22 @@ malformed for a line over the limit, found in bounded memory even when the line 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from retraind.errors import DataError
-from retraind.worker.readers.source import Source
 
 UTF8_BOM = b"\xef\xbb\xbf"
 # Ctrl-Z ends a text file under CP/M and DOS; some loggers still write it.
 CTRL_Z = b"\x1a"
+
+
+class Content(Protocol):
+    """Where text comes from: `size` bytes a time, fewer only at its end."""
+
+    def read(self, size: int) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class LineBlock:
         return LineBlock(self.data[start:], self.ends[index:] - start, self.first_line + index, self.is_cut)
 
 
-def cut_lines(source: Source, block_bytes: int, max_line_bytes: int) -> Iterator[LineBlock]:
+def cut_lines(source: Content, block_bytes: int, max_line_bytes: int) -> Iterator[LineBlock]:
     """The content as blocks of about `block_bytes`, or of one line where a line is longer."""
     line_number, carry, newline = 1, b"", b""
     while True:

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from retraind.config import DataConfig
 from retraind.errors import DataError
 from retraind.worker.readers.columns import Column, position_names
-from retraind.worker.readers.source import Source
 from retraind.worker.readers.tally import Tally
 
 MAGIC = b"\x93NUMPY"
@@ -37,15 +36,24 @@ MAX_SPOOLED_BYTES = 16 * 2**20
 Floats = NDArray[np.float64]
 
 
+class Content(Protocol):
+    """Where the bytes of an array come from: a file, or a member of an archive."""
+
+    def read(self, size: int) -> bytes: ...
+    def peek(self, size: int) -> bytes: ...
+
+
 class NpyReader:
     """Reads one .npy file of shape (rows, columns). Columns have no names, so they are column_0 and so on."""
 
     format = "npy"
 
-    def __init__(self, source: Source, limits: DataConfig, spill_dir: Path | None) -> None:
+    def __init__(self, source: Content, limits: DataConfig, spill_dir: Path | None) -> None:
         self._source = source
         self._spill_dir = spill_dir
-        shape, self._is_fortran, self._dtype = _read_header(source)
+        head = io.BytesIO(source.peek(MAX_HEADER_BYTES + 16))
+        shape, self._is_fortran, self._dtype = read_header(head)
+        source.read(head.tell())
         self._num_rows, self._num_columns = _checked_shape(shape, self._dtype, limits)
         self._block_rows = max(1, BLOCK_BYTES // (self._num_columns * self._dtype.itemsize))
         self._blocks = self._fortran_blocks() if self._is_fortran else self._c_blocks()
@@ -72,7 +80,7 @@ class NpyReader:
         for start in range(0, self._num_rows, self._block_rows):
             num_rows = min(self._block_rows, self._num_rows - start)
             values = np.frombuffer(self._take(num_rows * self._num_columns), self._dtype)
-            yield _as_float64(values).reshape(num_rows, self._num_columns)
+            yield as_float64(values).reshape(num_rows, self._num_columns)
         self._check_end()
 
     def _fortran_blocks(self) -> Iterator[Floats]:
@@ -92,7 +100,7 @@ class NpyReader:
         for column in range(self._num_columns):
             file.seek((column * self._num_rows + start) * self._dtype.itemsize)
             values = np.frombuffer(file.read(num_rows * self._dtype.itemsize), self._dtype)
-            rows_ND[:, column] = _as_float64(values)
+            rows_ND[:, column] = as_float64(values)
         return rows_ND
 
     def _take(self, num_values: int) -> bytes:
@@ -114,14 +122,14 @@ class NpyReader:
             )
 
 
-def _as_float64(values: NDArray[np.generic]) -> Floats:
+def as_float64(values: NDArray[np.generic]) -> Floats:
     """A copy as float64. A signalling NaN stays NaN, a long double beyond float64 is infinite; both are counted."""
     with np.errstate(invalid="ignore", over="ignore"):
         return values.astype(np.float64)
 
 
-def _read_header(source: Source) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    head = io.BytesIO(source.peek(MAX_HEADER_BYTES + 16))
+def read_header(head: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    """Shape, order and type of the array that begins here; the header is taken."""
     readers = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
     try:
         version = npy_format.read_magic(head)
@@ -133,7 +141,6 @@ def _read_header(source: Source) -> tuple[tuple[int, ...], bool, np.dtype[np.gen
         raise DataError(
             "malformed", f"the header of the .npy file can not be read: {error}", remedy="write it with numpy.save"
         ) from error
-    source.read(head.tell())
     return shape, is_fortran, dtype
 
 

@@ -1,0 +1,126 @@
+"""Files of time series as people have them, which lie beside the repository and not in it.
+
+The figures were found without any of the product's code: by prometheus_client's parser for exposition, by a split of
+characters for line protocol, by the json module for documents. Where a file is one row, a second one is made of it.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reading import Read, refusal
+
+from retraind.config import DataConfig
+from retraind.errors import DataError
+from retraind.worker.ingest import describe
+
+FORMATS = Path(__file__).parents[2].parent / "shared" / "data" / "formats"
+
+
+def real(name):
+    path = FORMATS / name
+    if not path.is_file():
+        pytest.skip(f"needs ../shared/data/formats/{name} relative to the repository root")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "num_series", "log_sum", "some"),
+    [
+        ("node_exporter/linux.prom", 3027, 16049.711798690134, ("node_cpu_seconds_total{", 64, 94008.71)),
+        ("node_exporter/freebsd.prom", 106, 361.6622957379193, ("node_cpu_", 0, 0.0)),
+        ("openmetrics/dovecot.txt", 90, 185.90903359961783, ("dovecot_imap_command_total{", 0, 0.0)),
+    ],
+)
+def test_a_scrape_is_one_row_of_all_its_series(tmp_path, name, num_series, log_sum, some):
+    path = real(name)
+    with pytest.raises(DataError) as raised:
+        describe([path], DataConfig())
+    assert raised.value.code == "too_few_rows"
+    assert "append many" in raised.value.remedy
+    data = path.read_bytes().rstrip() + b"\n"
+    read = Read(tmp_path, data * 3)
+    assert read.rows.shape == (3, num_series)
+    assert (read.rows == read.rows[0]).all()
+    assert math.fsum(np.log1p(np.abs(read.rows[0]))) == pytest.approx(log_sum, rel=1e-12)
+    prefix, num, total = some
+    if num:
+        chosen = [k for k, series in enumerate(read.names) if series.startswith(prefix)]
+        assert len(chosen) == num
+        assert math.fsum(read.rows[0, chosen]) == pytest.approx(total, rel=1e-12)
+
+
+def test_points_of_one_time_are_one_row_by_measurement_tags_and_field(tmp_path):
+    path = real("influx/influxdb_cloud1.lp")
+    with pytest.raises(DataError) as raised:
+        describe([path], DataConfig())
+    assert raised.value.code == "too_few_rows"
+    data = path.read_bytes()
+    read = Read(tmp_path, data + data.replace(b" 1717163790675899148\n", b" 1717163800675899148\n"))
+    assert read.rows.shape == (2, 1552)
+    assert list(read.ignored.values()) == ["not_numeric"] * 13
+    assert math.fsum(read.rows[1]) == pytest.approx(1.7171698178836762e18, rel=1e-15)
+    chosen = [k for k, series in enumerate(read.names) if series.startswith("influxdb_httpd")]
+    assert math.fsum(read.rows[0, chosen]) == 9570368073750.0
+
+
+def test_points_without_time_stamps_are_refused_and_with_them_read(tmp_path):
+    path = real("influx/turbostat_intel.lp")
+    error = refusal(tmp_path, path.read_bytes())
+    assert (error.code, error.line) == ("malformed", 1)
+    assert "no time stamp" in error.message
+    stamped = b"".join(
+        re.sub(rb"(?m)$", b" %d" % (1_717_163_790 + i), path.read_bytes().rstrip()) + b"\n" for i in (0, 5)
+    )
+    read = Read(tmp_path, stamped)
+    assert read.rows.shape == (2, 1009)
+    assert math.fsum(read.rows[0]) == pytest.approx(236288.89, rel=1e-12)
+
+
+def test_many_values_of_a_series_in_one_second_are_refused(tmp_path):
+    error = refusal(tmp_path, real("grafana/long_semicolon_bom_null.csv").read_bytes())
+    assert (error.code, error.line) == ("malformed", 5)
+    assert "Probe-1 has two values at one time, 48.1875 and 48.46875" in error.message
+
+
+def test_series_out_of_step_share_no_row():
+    with pytest.raises(DataError) as raised:
+        describe([real("prometheus/range_missing.json")], DataConfig())
+    assert raised.value.code == "too_many_bad_rows"
+    assert "5 of 5 rows" in raised.value.message
+    assert 'go_goroutines{job="prometheus"}' in raised.value.message
+
+
+def test_a_series_of_nothing_but_nan_is_no_metric():
+    with pytest.raises(DataError) as raised:
+        describe([real("prometheus/range_nan.json")], DataConfig())
+    assert raised.value.code == "no_numeric"
+    assert "empty" in raised.value.message
+
+
+def test_a_report_of_a_machine_whose_devices_change_has_rows_with_missing_cells(tmp_path):
+    path = real("sysstat/sadf-j.json")
+    with pytest.raises(DataError) as raised:
+        describe([path], DataConfig())
+    assert raised.value.code == "too_many_bad_rows"
+    assert "5 of 5 rows" in raised.value.message
+    document = json.loads(path.read_bytes())
+    kept = ("timestamp", "process-and-context-switch", "paging", "io", "memory", "queue")
+    for host in document["sysstat"]["hosts"]:
+        host["statistics"] = [{key: entry[key] for key in kept} for entry in host["statistics"]]
+    read = Read(tmp_path, json.dumps(document).encode())
+    assert read.rows.shape == (5, 47)
+    assert [math.fsum(row) for row in read.rows] == pytest.approx(
+        [50780538.15, 68758327.52, 50776716.8, 50825166.97, 50845032.49], rel=1e-12
+    )
+    assert read.rows[0, read.names.index("queue.ldavg-15")] == 3.43
+
+
+def test_a_metric_stream_in_its_envelope_is_refused(tmp_path):
+    error = refusal(tmp_path, real("cloudwatch/metric_streams_records.json").read_bytes())
+    assert error.code == "unsupported_format"
+    assert "CloudWatch" in error.message
+    assert "base64d" in error.remedy
