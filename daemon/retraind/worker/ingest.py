@@ -1,8 +1,9 @@
 """From dataset files to scaled float32 rows on disk, with an account of what was used and what was not.
 
 Owns the single pass: read, count, hash, moments and cache. Never trains, and never writes but its cache. Memory is
-bounded by a block, whatever the files' size. Raises IntakeError, DataError, DatasetChanged, HostError, and Interrupted
-through `beat`. The cache is no durable file: after a power cut it is made anew.
+bounded by what a reader holds, whatever the files' size: a block, or what its format needs up to a bound of its own.
+Raises IntakeError, DataError, DatasetChanged, HostError, and Interrupted through `beat`. The cache is no durable file:
+after a power cut it is made anew.
 """
 
 # N rows of a block, D metrics

@@ -6,6 +6,7 @@ DataError shape, object_dtype, no_numeric, truncated, malformed, too_large, unsu
 """
 
 import io
+import struct
 import tempfile
 import zipfile
 import zlib
@@ -27,6 +28,8 @@ SUFFIX = ".npy"
 # Of the first member's header: where the length of its name stands, and the name.
 NAME_LENGTH, NAME = slice(26, 28), 30
 BLOCK_VALUES = 2**17
+# What zipfile raises for an archive that is none: offsets before the file, flags that nobody has, lengths that lie.
+DAMAGES = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, OverflowError, struct.error)
 
 
 def is_npz(head: bytes) -> bool:
@@ -80,7 +83,7 @@ class _Archive:
             try:
                 with zipfile.ZipFile(file) as archive:
                     yield from self._table(archive, source, limits)
-            except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            except DAMAGES as error:
                 is_cut = "not a zip file" in str(error)
                 raise DataError(
                     "truncated" if is_cut else "malformed",

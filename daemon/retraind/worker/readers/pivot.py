@@ -7,10 +7,12 @@ can tell which was meant. Rows are in order of time and columns in order of name
 Raises DataError malformed, no_rows.
 """
 
-# N rows of a block, D metrics, S samples, T distinct time stamps
+# N rows of a block, D metrics, S samples
 # ruff: noqa: N803, N806  (arrays carry their shape)
 
+from array import array
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,16 +91,21 @@ class SeriesReader:
 
 
 def _in_order(samples: Samples) -> tuple[Integers, NDArray[np.int32], Floats, Integers]:
-    """The samples by time and series, each pair once."""
+    """Takes the samples by time and series, each pair once. Array by array: two copies of all are never held."""
     instants_S = np.frombuffer(samples.instants, np.int64)
     series_S = np.frombuffer(samples.series, np.int32)
     values_S = np.frombuffer(samples.values, np.float64)
-    lines_S = np.frombuffer(samples.lines, np.int64)
     # Of equal series and time, the ones without a value come last and give way.
     order_S = np.lexsort((np.isnan(values_S), series_S, instants_S))
-    instants_S, series_S = instants_S[order_S], series_S[order_S]
-    values_S, lines_S = values_S[order_S], lines_S[order_S]
-    is_again_S = np.zeros(len(order_S), bool)
+    instants_S = instants_S[order_S]
+    samples.instants = array("q")
+    series_S = series_S[order_S]
+    samples.series = array("i")
+    values_S = values_S[order_S]
+    samples.values = array("d")
+    lines_S = np.frombuffer(samples.lines, np.int64)[order_S]
+    samples.lines = array("q")
+    is_again_S = np.zeros(len(instants_S), bool)
     is_again_S[1:] = (np.diff(instants_S) == 0) & (np.diff(series_S) == 0)
     if not is_again_S.any():
         return instants_S, series_S, values_S, lines_S
@@ -122,36 +129,39 @@ def _two_values(samples: Samples, code: int, values: Floats, line: np.int64) -> 
 
 
 def _rows_of_samples(instants_S: Integers, series_S: NDArray[np.int32], *, exact: bool) -> Integers:
-    """The number of the row of each sample, from 0."""
-    is_new_S = np.ones(len(instants_S), bool)
-    is_new_S[1:] = np.diff(instants_S) > 0
-    starts_T = np.flatnonzero(is_new_S)
-    half_step = 0.0 if exact else _median_step(instants_S, series_S) / 2
-    begins_T = _row_begins(instants_S[starts_T], half_step, series_S, np.append(starts_T, len(instants_S)))
-    is_new_S[starts_T[~begins_T]] = False
-    return np.cumsum(is_new_S) - 1
+    """The number of the row of each sample, from 0.
 
-
-def _median_step(instants_S: Integers, series_S: NDArray[np.int32]) -> float:
-    """The median distance in time between a sample and the next one of its series; 0 if there is no next one."""
+    Samples without a wide gap between them are a chain. A chain that is short, with each series once, is a row; only
+    the others, of which a file on a grid has none, are looked at one by one.
+    """
     by_series_S = np.argsort(series_S, kind="stable")
-    steps = np.diff(instants_S[by_series_S])[np.diff(series_S[by_series_S]) == 0]
-    return float(np.median(steps)) if len(steps) else 0.0
+    has_next_S = np.diff(series_S[by_series_S]) == 0
+    steps = np.diff(instants_S[by_series_S])[has_next_S]
+    reach = 1.0 if exact or not len(steps) else max(1.0, float(np.median(steps)) / 2)
+    begins_S = np.ones(len(instants_S), bool)
+    begins_S[1:] = np.diff(instants_S) >= reach
+    chain_S = np.cumsum(begins_S) - 1
+    firsts = np.flatnonzero(begins_S)
+    lasts = np.append(firsts[1:], len(instants_S)) - 1
+    is_one_row = instants_S[lasts] - instants_S[firsts] < reach
+    chain_S = chain_S[by_series_S]
+    is_one_row[chain_S[1:][has_next_S & (np.diff(chain_S) == 0)]] = False
+    del chain_S, by_series_S, has_next_S, steps
+    for chain in np.flatnonzero(~is_one_row).tolist():
+        part = slice(firsts[chain], lasts[chain] + 1)
+        begins_S[part] = _begins_of_chain(instants_S[part].tolist(), series_S[part].tolist(), reach)
+    return np.cumsum(begins_S) - 1
 
 
-def _row_begins(
-    stamps_T: Integers, half_step: float, series_S: NDArray[np.int32], bounds: NDArray[np.intp]
-) -> NDArray[np.bool_]:
-    """Which stamps begin a row. Only those close behind another are looked at one by one: on a grid there are none."""
-    begins_T = np.ones(len(stamps_T), bool)
-    begins_T[1:] = np.diff(stamps_T) >= half_step
-    begin, seen = 0, set[int]()
-    for index in np.flatnonzero(~begins_T).tolist():
-        if begins_T[index - 1]:
-            begin, seen = index - 1, set(series_S[bounds[index - 1] : bounds[index]].tolist())
-        here = series_S[bounds[index] : bounds[index + 1]].tolist()
-        if stamps_T[index] - stamps_T[begin] < half_step and seen.isdisjoint(here):
-            seen.update(here)
-        else:
-            begins_T[index] = True
-    return begins_T
+def _begins_of_chain(instants: list[int], series: list[int], reach: float) -> list[bool]:
+    """Which samples of a chain begin a row: the first one, what is out of its reach, and a series that comes again."""
+    begins = [False] * len(instants)
+    begin, seen, start = instants[0] - reach, set[int](), 0
+    for _, group in groupby(instants):
+        stop = start + sum(1 for _ in group)  # equal stamps are never torn apart
+        here = series[start:stop]
+        if instants[start] - begin >= reach or not seen.isdisjoint(here):
+            begins[start], begin, seen = True, instants[start], set()
+        seen.update(here)
+        start = stop
+    return begins

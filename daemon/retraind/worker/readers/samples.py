@@ -13,7 +13,7 @@ from retraind.errors import DataError
 from retraind.worker.readers.columns import MAX_NAMES_BYTES, check_names
 from retraind.worker.readers.numbers import NON_FINITE, NUMBER
 
-# 0.5 GB as they are held, and 0.9 GB at the peak, while they are sorted.
+# Half a GB as they are held, and one GB at the peak, while they are put in order.
 MAX_SAMPLES = 2**24
 NOT_A_NUMBER = frozenset({"nan", "-nan", "+nan"})
 ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
