@@ -95,7 +95,7 @@ REFUSED = {
     "malformed": gzip.compress(good(300).encode())[:100] + b"x" * 500,
     "too_many_bad_rows": (good(50) + "1,2,3\n" * 50).encode(),
     "too_many_columns": (",".join(f"c{number}" for number in range(5000)) + "\n" + "1," * 4999 + "1\n").encode(),
-    "unsupported_format": b"PAR1" + bytes(500) + b"PAR1",
+    "unsupported_format": b"\x89HDF" + bytes(500),
     "shape": _npy(np.zeros((4, 5, 6))),
 }
 

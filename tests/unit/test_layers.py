@@ -41,6 +41,7 @@ DOORS = {
     "rich": ("commands.screen",),
     "numpy": ("worker.",),
     "pandas": ("worker.",),
+    "pyarrow": ("worker.readers.parquet",),
     "torch": (
         *("worker.model", "worker.batches", "worker.step", "worker.train", "worker.checkpoint", "worker.evaluate"),
         "worker.main",

@@ -149,7 +149,6 @@ def archive(kind):
     [
         (archive("zip"), "zip"),
         (archive("tar"), "tar"),
-        (b"PAR1\x15\x04", "Parquet"),
         (b"\x28\xb5\x2f\xfd\x04\x00", "zstd"),
         (b"BZh91AY&SY", "bzip2"),
         (b"\xfd7zXZ\x00\x00", "xz"),

@@ -1,7 +1,8 @@
 """Files of time series as people have them, which lie beside the repository and not in it.
 
 The figures were found without any of the product's code: by prometheus_client's parser for exposition, by a split of
-characters for line protocol, by the json module for documents. Where a file is one row, a second one is made of it.
+characters for line protocol, by the json module and pandas for the others. Where a file is one row, a second one is
+made of it.
 """
 
 import json
@@ -124,3 +125,25 @@ def test_a_metric_stream_in_its_envelope_is_refused(tmp_path):
     assert error.code == "unsupported_format"
     assert "CloudWatch" in error.message
     assert "base64d" in error.remedy
+
+
+def test_a_table_of_columns_is_read_by_type(tmp_path):
+    pytest.importorskip("pyarrow", reason="needs pyarrow, which is optional")
+    read = Read(tmp_path, real("parquet/telegraf_dense.parquet").read_bytes())
+    assert read.ignored == {"tag": "not_numeric", "str_field": "not_numeric", "timestamp": "time"}
+    assert read.rows.tolist() == [[64.0 + i] for i in range(7)]
+    read = Read(tmp_path, real("parquet/telegraf_datatypes.parquet").read_bytes())
+    assert read.names == ["int32", "int64", "float32", "float64"]
+    assert read.rows[0].tolist() == [-(2.0**31), -(2.0**63), 1.0, 64.0]
+
+
+def test_counters_that_begin_late_are_missing_cells_before(tmp_path):
+    pytest.importorskip("pyarrow", reason="needs pyarrow, which is optional")
+    path = real("parquet/rezolus_metrics_zstd.parquet")
+    with pytest.raises(DataError) as raised:
+        describe([path], DataConfig())
+    assert raised.value.code == "too_many_bad_rows"
+    assert "29 of 30 rows" in raised.value.message
+    read = Read(tmp_path, path.read_bytes())
+    assert read.rows.shape == (1, 916)
+    assert len(read.ignored) == 34

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
-from retraind.worker.readers import exposition, npy, npz
+from retraind.worker.readers import exposition, npy, npz, parquet
 from retraind.worker.readers.columns import Column
 from retraind.worker.readers.delimited import DelimitedReader
 from retraind.worker.readers.jsonlines import JsonLinesReader
@@ -26,7 +26,6 @@ from retraind.worker.readers.tally import Tally
 HEAD_BYTES = 4096
 # What people drop by mistake, by the first bytes: the file formats' own documents and file(1)'s list.
 FOREIGN: tuple[tuple[bytes, str], ...] = (
-    (b"PAR1", "Parquet"),
     (b"PK\x03\x04", "a zip archive (.zip, .xlsx, .pt)"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
     (b"BZh", "bzip2"),
@@ -74,6 +73,8 @@ def open_reader(source: Source, limits: DataConfig, spill_dir: Path | None = Non
         raise DataError("empty", f"{source.name} {what}", remedy="look whether its producer ran out of disk space")
     if head.startswith(npy.MAGIC):
         return npy.NpyReader(source, limits, spill_dir)
+    if head.startswith(parquet.MAGIC):
+        return parquet.ParquetReader(source, limits, spill_dir)
     if npz.is_npz(head):
         return npz.NpzReader(source, limits, spill_dir)
     refuse_foreign(head, source.name)
