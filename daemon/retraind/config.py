@@ -106,7 +106,7 @@ class DataConfig(Section, frozen=True, kw_only=True):
 
     min_rows: Annotated[int, Meta(ge=2)] = 2  # BatchNorm has no variance below two rows
     max_bytes: Positive = 64 * 2**30
-    # A gzip file of 1 MB can hold 1 GB: what comes out is bounded on its own.
+    # A compressed file of 1 MB can hold 1 GB: what comes out is bounded on its own.
     max_uncompressed_bytes: Positive = 256 * 2**30
     max_columns: Positive = 4096
     max_line_bytes: Annotated[int, Meta(ge=1024)] = 2**20

@@ -16,7 +16,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IgnoredColumn(Fact, frozen=True, kw_only=True):
-    """A column that is not used as a metric, and why: `not_numeric`, `empty`."""
+    """A column that is not used as a metric, and why: not_numeric, empty, time, label, identity, extra."""
 
     name: str
     reason: str

@@ -149,12 +149,12 @@ def archive(kind):
     [
         (archive("zip"), "zip"),
         (archive("tar"), "tar"),
-        (b"\x28\xb5\x2f\xfd\x04\x00", "zstd"),
-        (b"BZh91AY&SY", "bzip2"),
-        (b"\xfd7zXZ\x00\x00", "xz"),
+        (b"\x28\xb5\x2f\xfd\x04\x00", "zstd within another compression"),
+        (b"BZh91AY&SY", "bz2 within another compression"),
+        (b"\xfd7zXZ\x00\x00", "xz within another compression"),
         (b"ARROW1\x00\x00", "Arrow"),
         (pickle.dumps([1, 2]), "pickle"),
-        (gzip.compress(b"a\n1\n"), "gzip within gzip"),
+        (gzip.compress(b"a\n1\n"), "gzip within another compression"),
         (b"1,2\n\0\0\0\0", "binary"),
     ],
 )

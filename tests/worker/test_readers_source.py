@@ -62,7 +62,7 @@ def test_all_gzip_members_are_read_and_zero_padding_is_not(tmp_path, padding):
     path.write_bytes(raw)
     content, source = read_all(path)
     assert content == TEXT
-    assert source.is_gzip
+    assert source.compression == "gzip"
     assert source.sha256 == hashlib.sha256(raw).hexdigest()
 
 

@@ -137,7 +137,7 @@ def _read_file(
     source.finish()
     account.names.append(source.name)
     account.digests.append(source.sha256)
-    account.formats.append(reader.format + ("+gzip" if source.is_gzip else ""))
+    account.formats.append(reader.format + (f"+{source.compression}" if source.compression else ""))
     account.num_bytes += source.num_bytes
     account.add_tally(tally)
 

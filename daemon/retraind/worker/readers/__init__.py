@@ -19,17 +19,15 @@ from retraind.worker.readers.delimited import DelimitedReader
 from retraind.worker.readers.jsonlines import JsonLinesReader
 from retraind.worker.readers.lines import UTF8_BOM
 from retraind.worker.readers.recognise import series_reader
-from retraind.worker.readers.source import GZIP_MAGIC, Source
+from retraind.worker.readers.source import Source
 from retraind.worker.readers.tally import Tally
+from retraind.worker.readers.unpack import CODECS
 
 # Past any magic number, tar's at 257 included, and far enough into a file to meet the NULs of a binary one.
 HEAD_BYTES = 4096
 # What people drop by mistake, by the first bytes: the file formats' own documents and file(1)'s list.
 FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"PK\x03\x04", "a zip archive (.zip, .xlsx, .pt)"),
-    (b"\x28\xb5\x2f\xfd", "zstd"),
-    (b"BZh", "bzip2"),
-    (b"\xfd7zXZ\x00", "xz"),
     (b"7z\xbc\xaf\x27\x1c", "7-Zip"),
     (b"\x04\x22\x4d\x18", "LZ4"),
     (b"\xff\x06\x00\x00sNaPpY", "Snappy"),
@@ -44,13 +42,13 @@ FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"%PDF", "PDF"),
     (b"\x7fELF", "a program"),
     (b"\x89PNG", "a picture"),
-    (GZIP_MAGIC, "gzip within gzip"),
+    *((codec.magic, f"{codec.name} within another compression") for codec in CODECS),
 )
 UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
 PICKLE_PROTOCOLS = b"\x02\x03\x04\x05"
 # Where a file of too few rows may be no accident but a misunderstanding, by format.
 HOW_TO_COLLECT = {"prometheus": exposition.HOW_TO_COLLECT}
-REMEDY = "write CSV, JSON lines or .npy, plain or compressed by gzip"
+REMEDY = "write CSV, JSON lines or .npy, plain or compressed by gzip, bzip2, xz or zstd"
 
 
 class Reader(Protocol):
@@ -69,7 +67,7 @@ def open_reader(source: Source, limits: DataConfig, spill_dir: Path | None = Non
     """The reader for a file's content. `spill_dir` takes unnamed temporary files; None is the system's own place."""
     head = source.peek(HEAD_BYTES)
     if not head:
-        what = "unpacks to 0 bytes" if source.is_gzip else "has 0 bytes"
+        what = "unpacks to 0 bytes" if source.compression else "has 0 bytes"
         raise DataError("empty", f"{source.name} {what}", remedy="look whether its producer ran out of disk space")
     if head.startswith(npy.MAGIC):
         return npy.NpyReader(source, limits, spill_dir)

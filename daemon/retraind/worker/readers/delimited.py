@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
-from retraind.worker.readers.columns import Column
+from retraind.worker.readers.columns import Column, clean_names
 from retraind.worker.readers.dialect import Dialect, detect
+from retraind.worker.readers.layout import refuse_changed_columns
 from retraind.worker.readers.lines import LineBlock, cut_lines
-from retraind.worker.readers.numbers import MISSING, reason_against
+from retraind.worker.readers.numbers import MISSING, kind_of, reason_against, without_unit
 from retraind.worker.readers.records import RecordSplitter
 from retraind.worker.readers.source import Source
 from retraind.worker.readers.tally import Tally
@@ -35,7 +36,9 @@ BLOCK_BYTES = 4 * 2**20
 CELLWISE_LINES = 64
 SPLIT = 16
 # Every spelling that the C parser may take as missing by itself; other cases of the letters go cell by cell.
-NA_VALUES = sorted({*MISSING, *(text.upper() for text in MISSING), "NaN", "-NaN", "Null", "None", "#n/a", "n/a"})
+NA_VALUES = sorted(
+    {*MISSING, *(text.upper() for text in MISSING), "NaN", "-NaN", "Null", "None", "#n/a", "n/a", "[Not Supported]"}
+)
 # Before pandas 3 only this parser rounds correctly; from 3 on the default does, and the argument is deprecated.
 EXACT = {"float_precision": "round_trip"} if int(pd.__version__.split(".")[0]) < 3 else {}
 DECIMAL_COMMA_TO_POINT = bytes.maketrans(b",", b".")
@@ -52,7 +55,7 @@ class DelimitedReader:
         # The first block must hold the header and the first row, however long they may be.
         block_bytes = max(BLOCK_BYTES, 2 * limits.max_line_bytes)
         self._blocks = cut_lines(source, block_bytes, limits.max_line_bytes)
-        self._first, self._dialect = _detect(self._blocks, limits)
+        self._dialect = _detect(self._blocks, limits)
         self._splitter = RecordSplitter(self._dialect.delimiter, limits.max_line_bytes)
 
     @property
@@ -69,18 +72,19 @@ class DelimitedReader:
         parser = _BlockParser(self._dialect, self._splitter, sorted(chosen), tally)
         order = np.argsort(np.argsort(chosen))
         num_lines = 0
-        for block in chain([self._first], self._blocks):
+        further = map(self._dialect.layout.rows_of, self._blocks)
+        for block in chain([self._dialect.rows], further):
             num_lines = block.first_line + len(block.ends) - 1
             rows_ND = parser.parse(block)
             yield rows_ND if chosen == sorted(chosen) else rows_ND[:, order]
         self._splitter.finish(num_lines)
 
 
-def _detect(blocks: Iterator[LineBlock], limits: DataConfig) -> tuple[LineBlock, Dialect]:
-    """The first block that is not blank, without its header, and the dialect."""
+def _detect(blocks: Iterator[LineBlock], limits: DataConfig) -> Dialect:
+    """The dialect by the first block that is not blank."""
     for block in blocks:
         if dialect := detect(block, limits.max_line_bytes):
-            return block.tail(dialect.num_lines), dialect
+            return dialect
     raise DataError("no_rows", "the file holds blank lines only", remedy="write rows of numbers")
 
 
@@ -108,13 +112,17 @@ class _BlockParser:
         self._splitter = splitter
         self._chosen = chosen
         self._column_numbers = [index + 1 for index in chosen]
+        units = [dialect.units[index] for index in chosen]
+        self._units = units if any(units) else []
+        self._names = [column.name for column in dialect.columns] if dialect.has_header else []
         self._tally = tally
         self._number_row = self._delimiter.join(["0.5"] * self._width).encode() + b"\n"
 
     def parse(self, block: LineBlock) -> Floats:
         """The rows of a block, shape (N, D)."""
         data = block.data
-        if b'"' in data or b"\r" in data or self._splitter.pending or self._decimal.needs_cells(data):
+        needs_cells = self._units or self._decimal.needs_cells(data)
+        if b'"' in data or b"\r" in data or self._splitter.pending or needs_cells:
             return self._by_records(block)
         if not data:
             return self._stacked([])
@@ -187,16 +195,28 @@ class _BlockParser:
 
     def _row(self, cells: list[str], line: int) -> list[float] | None:
         """The metrics of one row, or None after telling the tally why not."""
-        chosen = [cells[index] for index in self._chosen]
+        shown = chosen = [cells[index] for index in self._chosen]
+        if self._units:
+            chosen = [without_unit(cell, unit) for cell, unit in zip(chosen, self._units, strict=True)]
         if (numbers := self._decimal.numbers_of(chosen, line, self._column_numbers)) is not None:
             return numbers
         if self._width == 1 and not cells[0].strip():
             return None  # a blank line is no row
-        for column, cell in zip(self._column_numbers, chosen, strict=True):
+        for column, cell, text in zip(self._column_numbers, chosen, shown, strict=True):
             if reason := reason_against(self._decimal.pointed(cell)):
-                self._tally.drop(reason, line, column, cell)
+                if self._names and self._is_other_header(cells, chosen):
+                    raise refuse_changed_columns(line)
+                self._tally.drop(reason, line, column, text)
                 return None
         raise AssertionError(chosen)  # numbers_of and reason_against agree, so one of the cells has a reason
+
+    def _is_other_header(self, cells: list[str], chosen: list[str]) -> bool:
+        """Whether a row holds names instead of numbers, as where files of different columns were joined.
+
+        All metrics, two or more, are words, and no word comes twice. The file's own header once more only costs a row.
+        """
+        words = {cell.strip().casefold() for cell in chosen if kind_of(cell, self._delimiter) == "word"}
+        return len(words) == len(chosen) > 1 and clean_names(cells) != self._names
 
     def _stacked(self, rows: list[list[float]]) -> Floats:
         return np.array(rows, dtype=np.float64).reshape(-1, len(self._chosen))

@@ -1,7 +1,8 @@
 """How a delimited file is written: delimiter, header or none, width. Decided from the first records, by content alone.
 
 Never guesses by the file's name. The delimiter is the one that gives the most numeric cells, then the most lines of
-equal width. Raises DataError encoding for a header that is not UTF-8, malformed where nothing can be split.
+equal width. What stands above the header is layout.py's. A column whose numbers have a unit has the one that most of
+them have. Raises DataError encoding for a header that is not UTF-8, malformed where nothing can be split.
 """
 
 import re
@@ -10,8 +11,10 @@ from dataclasses import dataclass
 
 from retraind.errors import DataError
 from retraind.worker.readers.columns import SAMPLE_ROWS, Column, clean_names, kind_of_column, position_names
+from retraind.worker.readers.layout import Layout, fields_of, layout_of
 from retraind.worker.readers.lines import LineBlock
-from retraind.worker.readers.numbers import BLANKS, COMMA_NUMBER, DecimalMark, kind_of
+from retraind.worker.readers.numbers import BLANKS, COMMA_NUMBER, DecimalMark, kind_of, split_unit
+from retraind.worker.readers.producers import kinds_by_producer
 from retraind.worker.readers.records import Record, RecordSplitter
 
 # The comma comes last: in a draw it is more often a decimal comma than a delimiter.
@@ -23,12 +26,15 @@ SEP_LINE = re.compile(rb'[ \t]*"?sep=([;,|\t])"?[ \t]*', re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Dialect:
-    """What the first block says about the file. `num_lines` lines of it, header and `sep=` line, are no data."""
+    """What the first block says about the file. `rows` are the lines of it that are rows; `units` has "" for none."""
 
     delimiter: str
     width: int
-    num_lines: int
+    has_header: bool
+    rows: LineBlock
+    layout: Layout
     columns: list[Column]
+    units: list[str]
     decimal: DecimalMark
 
 
@@ -38,22 +44,52 @@ def detect(block: LineBlock, max_record_bytes: int) -> Dialect | None:
     body = block.tail(1) if sep_line else block
     if not body.data.strip():
         return None
-    delimiter = sep_line[1].decode("latin-1") if sep_line else sniff_delimiter(body)
+    layout = layout_of(body)
+    body = layout.rows_of(body.tail(layout.num_lines))
+    if not body.data.strip():
+        raise _no_rows_below()
+    delimiter = layout.delimiter or (sep_line[1].decode("latin-1") if sep_line else sniff_delimiter(body))
     records = _sample(body, delimiter, SAMPLE_ROWS + 1)
     if not records:
         records = [_first_record(body, delimiter, max_record_bytes)]
-    has_header = is_header(records, delimiter)
-    data = (records[1:] or _below(body, records[0], delimiter, max_record_bytes)) if has_header else records
-    width = len(records[0].cells) if has_header else Counter(len(r.cells) for r in records).most_common(1)[0][0]
-    if has_header and all(len(record.cells) != width for record in data):
+    header = layout.header or _header_in_comment(layout.comment, records, delimiter)
+    data = records
+    if not header and is_header(records, delimiter):
+        header = records[0]
+        data = records[1:] or _below(body, header, delimiter, max_record_bytes)
+        body = body.tail(header.last_line - body.first_line + 1)
+    width = len(header.cells) if header else Counter(len(r.cells) for r in records).most_common(1)[0][0]
+    if header and all(len(record.cells) != width for record in data):
         raise _header_of_other_width(width, data[0])
     data = [record for record in data if len(record.cells) == width]
-    names = _header_names(records[0]) if has_header else position_names(width)
-    num_lines = (records[0].last_line if has_header else body.first_line - 1) - block.first_line + 1
+    names = _header_names(header) if header else position_names(width)
     decimal = DecimalMark(delimiter)
     for record in data:
         decimal.learn(record.cells, record.line, range(1, width + 1))
-    return Dialect(delimiter, width, num_lines, _columns(names, data, delimiter), decimal)
+    columns, units = _columns(names, data, delimiter)
+    return Dialect(delimiter, width, header is not None, body, layout, columns, units, decimal)
+
+
+def _header_in_comment(comment: Record | None, records: list[Record], delimiter: str) -> Record | None:
+    """The last line with "#" above the rows as a header; None for a comment.
+
+    It is the header if the line below it has a number, and so is none itself. A line of several fields that are not as
+    many as the row's, or of which some are numbers, may be either: that is refused.
+    """
+    if comment is None or all(kind_of(cell, delimiter) != "number" for cell in records[0].cells):
+        return None
+    names = fields_of(comment.cells[0], delimiter)
+    if len(names) < 2 <= len(records[0].cells):
+        return None
+    if len(names) != len(records[0].cells) or any(kind_of(name, delimiter) == "number" for name in names):
+        raise DataError(
+            "malformed",
+            f"the line with '#' above the rows has {len(names):,} fields, the row below it {len(records[0].cells):,}; "
+            "it is neither a header nor a comment",
+            line=comment.line,
+            remedy="write as many names as values, none of them a number, or take the line out",
+        )
+    return Record(names, comment.line, comment.last_line)
 
 
 def sniff_delimiter(block: LineBlock) -> str:
@@ -83,7 +119,7 @@ def _score(records: list[Record], delimiter: str) -> tuple[float, float]:
 
 def _pieces(cell: str, delimiter: str) -> int:
     """Into how many fields the other delimiters would split a cell; a number with a decimal comma is one."""
-    if delimiter != "," and COMMA_NUMBER.fullmatch(cell.strip(BLANKS)):
+    if delimiter != "," and COMMA_NUMBER.fullmatch(split_unit(cell)[0].strip(BLANKS)):
         return 1
     return 1 + sum(cell.count(other) for other in DELIMITERS if other != delimiter)
 
@@ -128,8 +164,12 @@ def _below(body: LineBlock, header: Record, delimiter: str, max_record_bytes: in
     """What stands below a header where the sample has nothing. Raises DataError no_rows if that is nothing at all."""
     rest = body.tail(header.last_line - body.first_line + 1)
     if not rest.data.strip():
-        raise DataError("no_rows", "there are no rows below the header", remedy="write rows of numbers below it")
+        raise _no_rows_below()
     return [_first_record(rest, delimiter, max_record_bytes)]
+
+
+def _no_rows_below() -> DataError:
+    return DataError("no_rows", "there are no rows below the header", remedy="write rows of numbers below it")
 
 
 def _header_of_other_width(width: int, row: Record) -> DataError:
@@ -154,15 +194,22 @@ def _header_names(record: Record) -> list[str]:
     return clean_names(record.cells)
 
 
-def _columns(names: list[str], data: list[Record], delimiter: str) -> list[Column]:
-    columns = []
+def _columns(names: list[str], data: list[Record], delimiter: str) -> tuple[list[Column], list[str]]:
+    columns, units = [], []
+    known_kinds = kinds_by_producer(names, data)
     for index, name in enumerate(names):
         cells = [record.cells[index] for record in data]
         kinds = Counter(kind_of(cell, delimiter) for cell in cells)
-        columns.append(Column(name, kind_of_column(kinds["number"], kinds["word"] + kinds["digits"])))
+        unit, num_numbers = "", kinds["number"]
+        if num_numbers and any(split_unit(cell)[1] for cell in cells):
+            counts = Counter(split_unit(cell)[1] for cell in cells if kind_of(cell, delimiter) == "number")
+            [(unit, num_numbers)] = counts.most_common(1)
+        num_others = kinds.total() - kinds["missing"] - num_numbers
+        columns.append(Column(name, known_kinds.get(name) or kind_of_column(num_numbers, num_others)))
+        units.append(unit)
         if delimiter == "," and kinds["digits"] and not kinds["number"]:
             _refuse_decimal_commas(cells, data, index + 1)
-    return columns
+    return columns, units
 
 
 def _refuse_decimal_commas(cells: list[str], data: list[Record], column: int) -> None:

@@ -1,7 +1,7 @@
 """What a cell of text is: a number, missing, not finite, or something else. Stricter than float() on purpose.
 
-Owns the missing markers and the decimal mark of a file. Never guesses: where both marks occur in one file it raises
-DataError malformed. float() itself rounds correctly, so a cell that passes has its exact float64 value.
+Owns the missing markers, the units and the decimal mark of a file. Never guesses: where both marks occur in one file
+it raises DataError malformed. float() itself rounds correctly, so a cell that passes has its exact float64 value.
 """
 
 import re
@@ -13,6 +13,7 @@ from retraind.errors import DataError
 MISSING = frozenset(
     {"", "-", "--", "na", "n/a", "#n/a", "<na>", "nan", "-nan", "null", "none", "#div/0!", "-1.#ind", "1.#ind"}
     | {"1.#qnan", "-1.#qnan"}
+    | {"[n/a]", "[not supported]", "[unknown error]", "[insufficient permissions]", "[not found]", "err!"}  # nvidia-smi
 )
 NON_FINITE = frozenset(sign + word for sign in ("", "+", "-") for word in ("inf", "infinity", "1.#inf"))
 _NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
@@ -21,6 +22,31 @@ NUMBER = re.compile(_NUMBER)
 COMMA_NUMBER = re.compile(_COMMA_NUMBER)
 # Separators of thousands beside a decimal mark: 1.234,5 or 1,234.5
 BOTH_MARKS = re.compile(r"[+-]?[0-9]{1,3}(?:(?:\.[0-9]{3})+,|(?:,[0-9]{3})+\.)[0-9]+")
+# The units that nvidia-smi and its kin write behind a number, with one blank between; "%" may follow at once.
+UNITS = (
+    "%",
+    "B",
+    "KiB",
+    "MiB",
+    "GiB",
+    "W",
+    "mW",
+    "Hz",
+    "kHz",
+    "MHz",
+    "GHz",
+    "C",
+    "V",
+    "mV",
+    "us",
+    "ms",
+    "s",
+    "J",
+    "mJ",
+)
+WITH_UNIT = re.compile(rf"({_NUMBER}|{_COMMA_NUMBER})(?: ({'|'.join(UNITS)})|(%))")
+# What a cell without the unit of its column becomes: a number of something else, which is never added up with it.
+NO_SUCH_UNIT = "?"
 # What the C parser skips around a number as well, so that both ways of reading agree.
 BLANKS = " \t\r\v\f"
 # One pattern for a whole row: a call per row instead of one per cell. Cells are joined by LF.
@@ -39,14 +65,28 @@ def reason_against(cell: str) -> str | None:
 
 
 def kind_of(cell: str, delimiter: str) -> str:
-    """`number`, `missing`, `word`, or `digits` for text that begins like a number, such as a date."""
+    """`number`, with a unit or without, `missing`, `word`, or `digits` for text that begins like a number: a date."""
     text = cell.strip(BLANKS)
     reason = reason_against(text)
+    if reason == "not_a_number" and (parts := split_unit(text))[1]:
+        text, reason = parts[0], reason_against(parts[0])
     if reason in {None, "non_finite"} or (delimiter != "," and COMMA_NUMBER.fullmatch(text)):
         return "number"
     if reason == "missing":
         return "missing"
     return "digits" if text.lstrip("+-.")[:1].isdecimal() else "word"
+
+
+def split_unit(cell: str) -> tuple[str, str]:
+    """A cell without its unit, and the unit; "" where it has none of UNITS."""
+    found = WITH_UNIT.fullmatch(cell.strip(BLANKS))
+    return (found[1], found[2] or found[3]) if found else (cell, "")
+
+
+def without_unit(cell: str, unit: str) -> str:
+    """The number of a cell in a column of `unit`, which may be ""; NO_SUCH_UNIT where the cell has another."""
+    number, found = split_unit(cell)
+    return number if found == unit or reason_against(number) in {"missing", "non_finite"} else NO_SUCH_UNIT
 
 
 class DecimalMark:

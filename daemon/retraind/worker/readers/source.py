@@ -2,14 +2,13 @@
 
 Owns the descriptor, the digest of the raw bytes and the proof that the file stayed the same while it was read. Never
 writes, never follows a link, never looks at what the bytes mean. Raises IntakeError not_regular and vanished, DataError
-truncated, malformed and too_large, DatasetChanged, HostError unreadable and host_io. gzip is RFC 1952, all members.
+too_large and what unpack.py raises, DatasetChanged, HostError unreadable and host_io.
 """
 
 import errno
 import hashlib
 import os
 import stat
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -18,15 +17,12 @@ from typing import Self
 from retraind.config import DataConfig
 from retraind.errors import DataError, DatasetChanged, HostError, IntakeError
 from retraind.printable import printable
+from retraind.worker.readers.unpack import Unpacker, codec_of
 
 # A FIFO must not block the open, and nothing is followed out of the spool.
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Large enough that a system call costs nothing beside hashing, small enough to say often how far we are.
 RAW_BYTES = 2**20
-GZIP_MAGIC = b"\x1f\x8b"
-# zlib copies what a member leaves over, so a file of many short members is fed in small pieces.
-GZIP_BYTES = 2**16
-GZIP_WINDOW = 31  # zlib's word for "with a gzip header and trailer"
 
 Beat = Callable[[float | None], None]
 
@@ -80,7 +76,7 @@ def _open_error(error: OSError, path: Path) -> IntakeError | HostError:
 class Source:
     """The content of one file, read once from the beginning to the end.
 
-    `read` and `peek` give content bytes, decompressed where the file is gzip. `finish` must be called after the last
+    `read` and `peek` give content bytes, unpacked where the file is compressed. `finish` must be called after the last
     read: it reads what is left, so that the digest is of the whole file, and checks that the file did not change.
     """
 
@@ -96,12 +92,13 @@ class Source:
             self._before = _identity(self._fd)
             self._check_raw_size(self._before[1])
             raw = self._read_raw(RAW_BYTES)
+            codec = codec_of(raw)
+            self._unpacker = Unpacker(codec, raw, self._read_raw) if codec else None
         except BaseException:
             os.close(self._fd)
             raise
-        self.is_gzip = raw.startswith(GZIP_MAGIC)
-        self._gzip = _Gunzip(self._read_raw, raw) if self.is_gzip else None
-        self._pushed = b"" if self.is_gzip else raw
+        self.compression = codec.name if codec else ""
+        self._pushed = b"" if codec else raw
 
     def __enter__(self) -> Self:
         return self
@@ -130,7 +127,7 @@ class Source:
             parts.append(part)
             missing -= len(part)
             self._num_out += len(part)
-            if self._gzip and self._num_out > self._limits.max_uncompressed_bytes:
+            if self._unpacker and self._num_out > self._limits.max_uncompressed_bytes:
                 raise DataError(
                     "too_large",
                     f"{self.name} unpacks to more than {self._limits.max_uncompressed_bytes:,} bytes",
@@ -152,7 +149,7 @@ class Source:
         self._check_unchanged(None)
 
     def _read_part(self, size: int) -> bytes:
-        return self._gzip.read(size) if self._gzip else self._read_raw(size)
+        return self._unpacker.read(size) if self._unpacker else self._read_raw(size)
 
     def _done_share(self) -> float | None:
         size = self._before[1]
@@ -191,44 +188,3 @@ class Source:
 def _identity(fd: int) -> tuple[int, int, int]:
     status = os.fstat(fd)
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-class _Gunzip:
-    """Unpacks gzip members one after the other, never more at once than was asked for."""
-
-    def __init__(self, read_raw: Callable[[int], bytes], raw: bytes) -> None:
-        self._read_raw = read_raw
-        self._raw = raw
-        self._inflate = zlib.decompressobj(GZIP_WINDOW)
-
-    def read(self, size: int) -> bytes:
-        """At least one byte and at most `size`, b"" at the end of the last member."""
-        while True:
-            if self._inflate.eof and not self._next_member():
-                return b""
-            if not self._raw:
-                self._raw = self._read_raw(GZIP_BYTES)
-            ended = not self._raw
-            try:
-                data = self._inflate.decompress(self._raw, size)
-            except zlib.error as error:
-                raise DataError(
-                    "malformed", f"the gzip data are corrupt: {error}", remedy="compress or copy the file again"
-                ) from error
-            self._raw = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
-            if data:
-                return data
-            if ended and not self._inflate.eof:
-                raise DataError(
-                    "truncated", "the gzip data end too early", remedy="the copy was cut short: copy the file again"
-                )
-
-    def _next_member(self) -> bool:
-        """Begins the member that follows. Zero bytes are padding, as tapes and gzip itself have it."""
-        while not (rest := self._raw.lstrip(b"\0")):
-            self._raw = self._read_raw(GZIP_BYTES)
-            if not self._raw:
-                return False
-        self._raw = rest
-        self._inflate = zlib.decompressobj(GZIP_WINDOW)
-        return True
