@@ -128,9 +128,31 @@ def test_a_line_with_a_hash_that_may_be_either_is_refused(tmp_path, lines, line)
     assert (error.code, error.line) == ("malformed", line)
 
 
+def test_a_comment_between_the_rows_is_counted_and_no_header(tmp_path):
+    rows = [f"x{i},{i},{i}" for i in range(30)]
+    read = Read(tmp_path, text("# made by x, version 3", "c,a,b", *rows, "# paused, resumed", *rows))
+    assert read.dropped == {"ragged": 1}
+    read = Read(tmp_path, text("# c,a,b", *rows, "# paused", "#x,1,2", *rows))
+    assert read.dropped == {"ragged": 1}
+    assert read.names == ["a", "b"]
+    assert len(read.rows) == 61
+
+
 def test_a_table_whose_texts_begin_with_a_hash_is_no_comment(tmp_path):
     read = Read(tmp_path, text("colour,n", *(f"#f{i},{i}" for i in range(9))))
     assert read.rows.tolist() == [[i] for i in range(9)]
+
+
+@pytest.mark.parametrize("first", ["sda     0", "0"])
+def test_numbers_with_decimal_commas_between_blanks_are_refused(tmp_path, first):
+    error = refusal(tmp_path, text(*(f"{first},{i}    0,00      0,79     {i},25" for i in range(10, 40))))
+    assert (error.code, error.line) == ("malformed", 1)
+    assert "blanks" in error.message
+
+
+def test_a_running_index_beside_dotted_names_is_no_gpu(tmp_path):
+    read = Read(tmp_path, text("index,memory.used,cpu.load", *(f"{i},{i},{i}" for i in range(9))))
+    assert read.names == ["index", "memory.used", "cpu.load"]
 
 
 HAPROXY = "# pxname,svname,scur,stot,"
@@ -259,6 +281,14 @@ def test_several_gpus_in_turn_are_refused(tmp_path):
     error = refusal(tmp_path, text(NVIDIA, *(gpu_row(i // 2, i % 2) for i in range(20))))
     assert (error.code, error.line) == ("unsupported_format", 3)
     assert "-i 0" in error.remedy
+
+
+def test_joined_logs_of_nvidia_smi_with_other_columns_are_refused(tmp_path):
+    rows = [gpu_row(i) for i in range(60)]
+    other = NVIDIA.replace("memory.used [MiB]", "memory.free [MiB]")
+    error = refusal(tmp_path, text(NVIDIA, *rows, other, *rows))
+    assert (error.code, error.line) == ("malformed", 62)
+    assert Read(tmp_path, text(NVIDIA, *rows, NVIDIA, *rows)).dropped == {"not_a_number": 1}
 
 
 @pytest.mark.parametrize("cell", ["[N/A]", "[n/a]", "[Not Supported]", "[NOT SUPPORTED]", "[Unknown Error]", "ERR!"])

@@ -204,7 +204,7 @@ class _BlockParser:
             return None  # a blank line is no row
         for column, cell, text in zip(self._column_numbers, chosen, shown, strict=True):
             if reason := reason_against(self._decimal.pointed(cell)):
-                if self._names and self._is_other_header(cells, chosen):
+                if self._names and self._is_other_header(cells, shown):
                     raise refuse_changed_columns(line)
                 self._tally.drop(reason, line, column, text)
                 return None

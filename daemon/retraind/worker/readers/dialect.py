@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from retraind.errors import DataError
 from retraind.worker.readers.columns import SAMPLE_ROWS, Column, clean_names, kind_of_column, position_names
-from retraind.worker.readers.layout import Layout, fields_of, layout_of
+from retraind.worker.readers.layout import COMMENT_MARK, Layout, fields_of, layout_of
 from retraind.worker.readers.lines import LineBlock
 from retraind.worker.readers.numbers import BLANKS, COMMA_NUMBER, DecimalMark, kind_of, split_unit
 from retraind.worker.readers.producers import kinds_by_producer
@@ -21,6 +21,7 @@ from retraind.worker.readers.records import Record, RecordSplitter
 DELIMITERS = (";", "\t", "|", ",")
 # Enough to see which delimiter fits; the sample for the columns is larger.
 SNIFF_ROWS = 100
+TORN_NUMBERS = re.compile(r"[0-9]+[ \t]+[+-]?[0-9]+")
 SEP_LINE = re.compile(rb'[ \t]*"?sep=([;,|\t])"?[ \t]*', re.IGNORECASE)
 
 
@@ -52,8 +53,10 @@ def detect(block: LineBlock, max_record_bytes: int) -> Dialect | None:
     records = _sample(body, delimiter, SAMPLE_ROWS + 1)
     if not records:
         records = [_first_record(body, delimiter, max_record_bytes)]
-    header = layout.header or _header_in_comment(layout.comment, records, delimiter)
-    data = records
+    header, data = layout.header, records
+    if layout.comment and (header := _header_in_comment(layout.comment, records, delimiter)):
+        layout.mark = COMMENT_MARK
+        body = layout.rows_of(body)
     if not header and is_header(records, delimiter):
         header = records[0]
         data = records[1:] or _below(body, header, delimiter, max_record_bytes)
@@ -62,6 +65,7 @@ def detect(block: LineBlock, max_record_bytes: int) -> Dialect | None:
     if header and all(len(record.cells) != width for record in data):
         raise _header_of_other_width(width, data[0])
     data = [record for record in data if len(record.cells) == width]
+    _refuse_blank_separated(data, delimiter)
     names = _header_names(header) if header else position_names(width)
     decimal = DecimalMark(delimiter)
     for record in data:
@@ -70,13 +74,13 @@ def detect(block: LineBlock, max_record_bytes: int) -> Dialect | None:
     return Dialect(delimiter, width, header is not None, body, layout, columns, units, decimal)
 
 
-def _header_in_comment(comment: Record | None, records: list[Record], delimiter: str) -> Record | None:
+def _header_in_comment(comment: Record, records: list[Record], delimiter: str) -> Record | None:
     """The last line with "#" above the rows as a header; None for a comment.
 
     It is the header if the line below it has a number, and so is none itself. A line of several fields that are not as
     many as the row's, or of which some are numbers, may be either: that is refused.
     """
-    if comment is None or all(kind_of(cell, delimiter) != "number" for cell in records[0].cells):
+    if all(kind_of(cell, delimiter) != "number" for cell in records[0].cells):
         return None
     names = fields_of(comment.cells[0], delimiter)
     if len(names) < 2 <= len(records[0].cells):
@@ -210,6 +214,21 @@ def _columns(names: list[str], data: list[Record], delimiter: str) -> tuple[list
         if delimiter == "," and kinds["digits"] and not kinds["number"]:
             _refuse_decimal_commas(cells, data, index + 1)
     return columns, units
+
+
+def _refuse_blank_separated(data: list[Record], delimiter: str) -> None:
+    """Numbers with a decimal comma between blanks, "0,24 0,00 0,79": all but the outer cells are as "24 0"."""
+    if delimiter != "," or not data:
+        return
+    inner = [record.cells[1:-1] for record in data]
+    num_torn = sum(bool(cells) and all(TORN_NUMBERS.fullmatch(cell) for cell in cells) for cells in inner)
+    if num_torn > len(data) / 2:
+        raise DataError(
+            "malformed",
+            "the fields are separated by blanks, and the numbers have a decimal comma",
+            line=data[0].line,
+            remedy="separate the fields by semicolons",
+        )
 
 
 def _refuse_decimal_commas(cells: list[str], data: list[Record], column: int) -> None:

@@ -23,9 +23,11 @@ import numpy as np
 
 from retraind.errors import DataError
 from retraind.worker.readers.lines import LineBlock
+from retraind.worker.readers.numbers import reason_against
 from retraind.worker.readers.records import Record
 
 MAX_LINES_ABOVE = 64
+COMMENT_MARK = b"#"
 DSTAT_TITLE = re.compile(rb'"[^"]*CSV output"[, ]*', re.IGNORECASE)
 DSTAT_PREAMBLE = re.compile(rb'"[A-Za-z]+:",.*')
 QUOTED_ROW = re.compile(rb'(?:"[^"]*")?(?:,(?:"[^"]*")?)*')
@@ -46,6 +48,7 @@ class Layout:
 
     `header` has the names, and `comment` the text of one field that may hold them; without both the rows tell. `judge`
     gets each further line that begins with `mark`, none for None, and says whether it is to be taken out, or raises.
+    Who finds that the comment is the header sets the mark.
     """
 
     num_lines: int = 0
@@ -188,17 +191,23 @@ def _commented(above: list[bytes], first: int, block: LineBlock) -> Layout:
     def judge(line: bytes, number: int) -> bool:
         if line == header:
             return True
-        width = max(header.count(mark) for mark in b";\t|,")
-        if width and max(line.count(mark) for mark in b";\t|,") == width:
+        delimiter = max(b";\t|,", key=header.count).to_bytes()
+        fields = line.split(delimiter)
+        if len(fields) == header.count(delimiter) + 1 and not any(
+            reason_against(_text(cell)) is None for cell in fields
+        ):
             raise refuse_changed_columns(number)
         return False
 
-    text = header.lstrip(b"# \t").decode("utf-8", "surrogateescape")
-    return Layout(row, comment=Record([text], number, number), mark=b"#", judge=judge)
+    return Layout(row, comment=Record([_text(header.lstrip(b"# \t"))], number, number), judge=judge)
 
 
 def _fields(line: bytes, delimiter: str) -> list[str]:
-    return fields_of(line.decode("utf-8", "surrogateescape"), delimiter)
+    return fields_of(_text(line), delimiter)
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "surrogateescape")
 
 
 def fields_of(text: str, delimiter: str) -> list[str]:

@@ -25,9 +25,8 @@ class Producer:
     remedy: str
 
 
-NVIDIA_NAME = re.compile(
-    r"(?:utilization|memory|power|clocks|temperature|fan|pcie|ecc|enforced)\.[a-z._]+(?: \[[^]]+\])?"
-)
+# Names as "power.draw [W]", with their unit also where the cells have none, and the commonest that have no unit.
+NVIDIA_NAME = re.compile(r"[a-z]+\.[a-z._]+ \[(?:%|MiB|W|MHz)\]|temperature\.gpu")
 NVIDIA_IDENTITIES = (
     "index",
     "uuid",
@@ -91,16 +90,21 @@ def kinds_by_producer(names: Sequence[str], data: Sequence[Record]) -> dict[str,
     for producer in PRODUCERS:
         if producer.wrote(names):
             positions = [index for index, name in enumerate(names) if name in producer.identities]
-            _check_one_owner(producer, positions, data)
+            _check_one_owner(producer, names, positions, data)
             kinds |= {names[index]: "identity" for index in positions}
             kinds |= dict.fromkeys(producer.times, "time")
     return kinds
 
 
-def _check_one_owner(producer: Producer, positions: list[int], data: Sequence[Record]) -> None:
-    whose = [data[0].cells[index].strip() for index in positions] if data else []
+def _check_one_owner(producer: Producer, names: Sequence[str], positions: list[int], data: Sequence[Record]) -> None:
+    header = [names[index] for index in positions]
+    whose: list[str] = []
     for record in data:
-        if [record.cells[index].strip() for index in positions] != whose:
+        owner = [record.cells[index].strip() for index in positions]
+        if owner == header:  # once more, where files were joined
+            continue
+        whose = whose or owner
+        if owner != whose:
             raise DataError(
                 "unsupported_format",
                 f"{producer.name} wrote records of several {producer.whose} in turn",
