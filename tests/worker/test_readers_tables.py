@@ -328,3 +328,9 @@ def test_files_of_different_columns_joined_into_one_are_refused(tmp_path, is_quo
     same = Read(tmp_path, text("a,b,c", *rows, "a,b,c", *rows))
     assert same.dropped == {"not_a_number": 1}
     np.testing.assert_array_equal(same.rows, [[i, i + 1] for i in [*range(3000), *range(3000)]])
+
+
+def test_a_row_of_units_below_the_header_only_costs_that_row(tmp_path):
+    read = Read(tmp_path, text("t,cpu,mem", "s,%,MiB", *(f"{i},{i},{i}" for i in range(50))))
+    assert read.names == ["t", "cpu", "mem"]
+    assert read.dropped == {"not_a_number": 1}

@@ -127,6 +127,15 @@ def test_zstd_without_a_library_waits_for_the_package(tmp_path, monkeypatch):
     assert "python3-zstandard" in raised.value.remedy
 
 
+@pytest.mark.parametrize(("module", "codec"), [("bz2", "bz2"), ("lzma", "xz")])
+def test_a_python_without_a_codec_reads_all_but_that(tmp_path, monkeypatch, module, codec):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(HostError) as raised:
+        Read(tmp_path, pack(codec, b"a\n1\n"))
+    assert raised.value.code == "no_reader"
+    assert Read(tmp_path, b"a\n1\n").rows.tolist() == [[1]]
+
+
 @pytest.mark.skipif(find_spec("zstandard") is None, reason="needs the module zstandard")
 def test_the_module_zstandard_never_gives_more_than_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "compression.zstd", None)

@@ -115,6 +115,7 @@ class _BlockParser:
         units = [dialect.units[index] for index in chosen]
         self._units = units if any(units) else []
         self._names = [column.name for column in dialect.columns] if dialect.has_header else []
+        self._first_line = dialect.rows.first_line
         self._tally = tally
         self._number_row = self._delimiter.join(["0.5"] * self._width).encode() + b"\n"
 
@@ -204,7 +205,7 @@ class _BlockParser:
             return None  # a blank line is no row
         for column, cell, text in zip(self._column_numbers, chosen, shown, strict=True):
             if reason := reason_against(self._decimal.pointed(cell)):
-                if self._names and self._is_other_header(cells, shown):
+                if self._names and line > self._first_line and self._is_other_header(cells, shown):
                     raise refuse_changed_columns(line)
                 self._tally.drop(reason, line, column, text)
                 return None
@@ -213,7 +214,8 @@ class _BlockParser:
     def _is_other_header(self, cells: list[str], chosen: list[str]) -> bool:
         """Whether a row holds names instead of numbers, as where files of different columns were joined.
 
-        All metrics, two or more, are words, and no word comes twice. The file's own header once more only costs a row.
+        All metrics, two or more, are words, and no word comes twice. The file's own header once more only costs a row,
+        and so does a row of units directly below it.
         """
         words = {cell.strip().casefold() for cell in chosen if kind_of(cell, self._delimiter) == "word"}
         return len(words) == len(chosen) > 1 and clean_names(cells) != self._names

@@ -1,12 +1,10 @@
 """Compressed bytes to content: gzip, bzip2, xz and zstd, known by their first bytes, all members one after the other.
 
 Owns what the libraries do not agree on: each codec is a `Decompressor` that ends with its member and never gives more
-at once than was asked for. Raises DataError truncated and malformed, HostError no_reader where nothing here unpacks
-zstd. Holds a member's window and one piece of input in memory, whatever it unpacks to.
+at once than was asked for. Raises DataError truncated and malformed, HostError no_reader where this Python has
+nothing for a codec. Holds a member's window and one piece of input in memory, whatever it unpacks to.
 """
 
-import bz2
-import lzma
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +20,11 @@ GZIP_WINDOW = 31  # zlib's word for "with a gzip header and trailer"
 MAX_XZ_BYTES = 2**27
 # zstandard can not be told how much to give. A block of 4 bytes may hold 128 KiB, so this many give 32 MiB at most.
 ZSTANDARD_BYTES = 2**10
+OTHER_PYTHON = "set worker.python to an interpreter that was built with it, or compress by gzip"
+INSTALL_ZSTANDARD = (
+    "apt-get install python3-zstandard, or pip install zstandard for the interpreter of worker.python (Python 3.14 has "
+    "its own); or compress by gzip, bzip2 or xz"
+)
 
 
 class Decompressor(Protocol):
@@ -97,29 +100,39 @@ class _PacedZstd:
         return bytes(part)
 
 
+def _library(names: tuple[str, ...], remedy: str) -> Any:
+    """The first of these modules that this Python has: none is needed before a file asks for it."""
+    for name in names:
+        try:
+            return import_module(name)
+        except ImportError:
+            continue
+    raise HostError(
+        "no_reader", f"the worker's Python can not unpack the file: it lacks {' and '.join(names)}", remedy=remedy
+    )
+
+
+def _open_bz2() -> tuple[Decompressor, type[Exception]]:
+    library = _library(("bz2",), OTHER_PYTHON)
+    return library.BZ2Decompressor(), OSError
+
+
+def _open_xz() -> tuple[Decompressor, type[Exception]]:
+    library = _library(("lzma",), OTHER_PYTHON)
+    return library.LZMADecompressor(library.FORMAT_XZ, MAX_XZ_BYTES), library.LZMAError
+
+
 def _open_zstd() -> tuple[Decompressor, type[Exception]]:
-    try:
-        own = import_module("compression.zstd")  # from Python 3.14 on
-    except ImportError:
-        pass
-    else:
-        return own.ZstdDecompressor(), own.ZstdError
-    try:
-        module = import_module("zstandard")
-    except ImportError as error:
-        raise HostError(
-            "no_reader",
-            "the worker's Python can not unpack zstd: it has neither compression.zstd nor the module zstandard",
-            remedy="apt-get install python3-zstandard, or pip install zstandard for the interpreter of worker.python; "
-            "or compress by gzip, bzip2 or xz",
-        ) from error
-    return _PacedZstd(module.ZstdDecompressor().decompressobj()), module.ZstdError
+    library = _library(("compression.zstd", "zstandard"), INSTALL_ZSTANDARD)
+    if library.__name__ == "zstandard":
+        return _PacedZstd(library.ZstdDecompressor().decompressobj()), library.ZstdError
+    return library.ZstdDecompressor(), library.ZstdError
 
 
 CODECS = (
     Codec("gzip", b"\x1f\x8b", lambda: (_Inflate(), zlib.error)),
-    Codec("bz2", b"BZh", lambda: (bz2.BZ2Decompressor(), OSError)),
-    Codec("xz", b"\xfd7zXZ\x00", lambda: (lzma.LZMADecompressor(lzma.FORMAT_XZ, MAX_XZ_BYTES), lzma.LZMAError)),
+    Codec("bz2", b"BZh", _open_bz2),
+    Codec("xz", b"\xfd7zXZ\x00", _open_xz),
     Codec("zstd", b"\x28\xb5\x2f\xfd", _open_zstd),
 )
 
