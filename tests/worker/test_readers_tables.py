@@ -56,8 +56,9 @@ def test_a_second_run_in_the_same_file_goes_on_in_the_same_columns(tmp_path, mon
     assert read.problems[0][0] == 21  # lines that are taken out still count
 
 
-def test_a_second_run_with_other_columns_is_refused_although_it_is_as_wide(tmp_path):
-    other = [NAMES[0], NAMES[1].replace("usr", "idl")]
+@pytest.mark.parametrize("name", ["idl", "15m"])
+def test_a_second_run_with_other_columns_is_refused_although_it_is_as_wide(tmp_path, name):
+    other = [NAMES[0], NAMES[1].replace("usr", name)]
     error = refusal(tmp_path, text(*DSTAT, *NAMES, *ROWS, *DSTAT, *other, *ROWS))
     assert (error.code, error.line) == ("malformed", 15)
     assert error.remedy
@@ -121,6 +122,7 @@ def test_lines_with_a_hash_above_the_rows_are_a_header_or_comments(tmp_path, lin
         (["# a,2", "1,2", "3,4"], 1),
         (["#1,2", "1,2", "3,4"], 1),
         (["# a,b", "1,2", "# b,a", "3,4"], 3),
+        (["# a,b", "1,2", "# a,15m", "3,4"], 3),
     ],
 )
 def test_a_line_with_a_hash_that_may_be_either_is_refused(tmp_path, lines, line):
