@@ -56,11 +56,13 @@ def test_a_second_run_in_the_same_file_goes_on_in_the_same_columns(tmp_path, mon
     assert read.problems[0][0] == 21  # lines that are taken out still count
 
 
-@pytest.mark.parametrize("name", ["idl", "15m"])
-def test_a_second_run_with_other_columns_is_refused_although_it_is_as_wide(tmp_path, name):
-    other = [NAMES[0], NAMES[1].replace("usr", name)]
+def test_a_second_run_with_other_columns_is_refused_although_it_is_as_wide(tmp_path):
+    other = [NAMES[0], NAMES[1].replace("usr", "idl")]
     error = refusal(tmp_path, text(*DSTAT, *NAMES, *ROWS, *DSTAT, *other, *ROWS))
     assert (error.code, error.line) == ("malformed", 15)
+    narrow = [*DSTAT, '"total cpu usage"', '"usr"', "1", "2"]
+    error = refusal(tmp_path, text(*narrow, *narrow[:5], '"sys"', "3", "4"))
+    assert (error.code, error.line) == ("malformed", 14)
     assert error.remedy
 
 
@@ -122,7 +124,7 @@ def test_lines_with_a_hash_above_the_rows_are_a_header_or_comments(tmp_path, lin
         (["# a,2", "1,2", "3,4"], 1),
         (["#1,2", "1,2", "3,4"], 1),
         (["# a,b", "1,2", "# b,a", "3,4"], 3),
-        (["# a,b", "1,2", "# a,15m", "3,4"], 3),
+        (["# host,a", "x,2", "# name,b", "x,4"], 3),
     ],
 )
 def test_a_line_with_a_hash_that_may_be_either_is_refused(tmp_path, lines, line):
@@ -330,6 +332,23 @@ def test_files_of_different_columns_joined_into_one_are_refused(tmp_path, is_quo
     same = Read(tmp_path, text("a,b,c", *rows, "a,b,c", *rows))
     assert same.dropped == {"not_a_number": 1}
     np.testing.assert_array_equal(same.rows, [[i, i + 1] for i in [*range(3000), *range(3000)]])
+
+
+@pytest.mark.parametrize(
+    ("header", "other"),
+    [("time,cpu", "Time,mem"), ("1m,5m", "5m,15m"), ("host,cpu,mem", "name,mem,cpu"), ("a,5m", "a,1m")],
+)
+def test_any_header_of_other_names_between_the_rows_is_refused(tmp_path, header, other):
+    rows = [",".join(f"{i}" for _ in header.split(",")) for i in range(5000)]
+    error = refusal(tmp_path, text(header, *rows, other, *rows))
+    assert (error.code, error.line) == ("malformed", 5002)
+    assert Read(tmp_path, text(header, *rows, header, *rows)).dropped == {"not_a_number": 1}
+
+
+def test_a_row_of_one_word_is_no_header(tmp_path):
+    rows = [f"{i},{i},{i}" for i in range(300)]
+    read = Read(tmp_path, text("t,a,b", *rows, "1,error,error", "error,2,3", ",x,x", *rows))
+    assert read.dropped == {"not_a_number": 2, "missing": 1}
 
 
 def test_a_row_of_units_below_the_header_only_costs_that_row(tmp_path):

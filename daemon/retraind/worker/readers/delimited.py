@@ -214,11 +214,17 @@ class _BlockParser:
     def _is_other_header(self, cells: list[str], chosen: list[str]) -> bool:
         """Whether a row holds names instead of numbers, as where files of different columns were joined.
 
-        All metrics, two or more, are words, and no word comes twice. The file's own header once more only costs a row,
-        and so does a row of units directly below it.
+        All metrics are text, and no two the same or some cell is its column's name. The file's own header once more
+        only costs a row, and so does a row of units directly below it.
         """
-        words = {cell.strip().casefold() for cell in chosen if kind_of(cell, self._delimiter) == "word"}
-        return len(words) == len(chosen) > 1 and clean_names(cells) != self._names
+        if any(kind_of(cell, self._delimiter) not in {"word", "digits"} for cell in chosen):
+            return False
+        names = clean_names(cells)
+        is_distinct = len({cell.strip().casefold() for cell in chosen}) == len(chosen) > 1
+        has_own = any(
+            a.casefold() == b.casefold() and cell.strip() for a, b, cell in zip(names, self._names, cells, strict=True)
+        )
+        return names != self._names and (is_distinct or has_own)
 
     def _stacked(self, rows: list[list[float]]) -> Floats:
         return np.array(rows, dtype=np.float64).reshape(-1, len(self._chosen))
