@@ -108,6 +108,8 @@ def test_a_file_of_perfmon_has_counter_paths_as_names_and_no_first_rates(tmp_pat
         (["# a;b", "1,0;2", "3;4,0"], ["a", "b"]),
         (["# a,b", "1,2", "# a,b", "3,4"], ["a", "b"]),
         (["# host,a,b,", "x,1,2,", "x,3,4,"], ["a", "b"]),
+        (["# made by x, version 3", "host,a,b,", "x,1,2,", "x,3,4,"], ["a", "b"]),
+        (["# " + "x" * 200_000, "a,b", "1,2", "3,4"], ["a", "b"]),
     ],
 )
 def test_lines_with_a_hash_above_the_rows_are_a_header_or_comments(tmp_path, lines, names):
@@ -123,6 +125,7 @@ def test_lines_with_a_hash_above_the_rows_are_a_header_or_comments(tmp_path, lin
         (["# a,b,c", "1,2", "3,4"], 1),
         (["# a,2", "1,2", "3,4"], 1),
         (["#1,2", "1,2", "3,4"], 1),
+        (["# host,a", "x,", "y,1", "z,2"], 1),
         (["# a,b", "1,2", "# b,a", "3,4"], 3),
         (["# host,a", "x,2", "# name,b", "x,4"], 3),
     ],
@@ -157,6 +160,13 @@ def test_numbers_with_decimal_commas_between_blanks_are_refused(tmp_path, first)
 def test_a_running_index_beside_dotted_names_is_no_gpu(tmp_path):
     read = Read(tmp_path, text("index,memory.used,cpu.load", *(f"{i},{i},{i}" for i in range(9))))
     assert read.names == ["index", "memory.used", "cpu.load"]
+
+
+@pytest.mark.parametrize("row", ["x,-", "x,[N/A]", ",x"])
+def test_a_first_row_without_a_number_is_no_header_below_a_hash(tmp_path, row):
+    read = Read(tmp_path, text("# host,a", row, *(f"x,{i}" for i in range(9))))
+    assert read.names == ["a"]
+    assert read.rows.tolist() == [[i] for i in range(9)]
 
 
 HAPROXY = "# pxname,svname,scur,stot,"

@@ -23,7 +23,7 @@ from retraind.config import DataConfig
 from retraind.errors import DataError
 from retraind.worker.readers.columns import Column, clean_names
 from retraind.worker.readers.dialect import Dialect, detect
-from retraind.worker.readers.layout import refuse_changed_columns
+from retraind.worker.readers.layout import columns_changed
 from retraind.worker.readers.lines import LineBlock, cut_lines
 from retraind.worker.readers.numbers import MISSING, kind_of, reason_against, without_unit
 from retraind.worker.readers.records import RecordSplitter
@@ -206,7 +206,7 @@ class _BlockParser:
         for column, cell, text in zip(self._column_numbers, chosen, shown, strict=True):
             if reason := reason_against(self._decimal.pointed(cell)):
                 if self._names and line > self._first_line and self._is_other_header(cells, shown):
-                    raise refuse_changed_columns(line)
+                    raise columns_changed(line)
                 self._tally.drop(reason, line, column, text)
                 return None
         raise AssertionError(chosen)  # numbers_of and reason_against agree, so one of the cells has a reason

@@ -77,19 +77,20 @@ def detect(block: LineBlock, max_record_bytes: int) -> Dialect | None:
 def _header_in_comment(comment: Record, records: list[Record], delimiter: str) -> Record | None:
     """The last line with "#" above the rows as a header; None for a comment.
 
-    It is the header if the line below it has a number, and so is none itself. A line of several fields that are not as
-    many as the row's, or of which some are numbers, may be either: that is refused.
+    It is a comment if the line below it has words alone, and so is a header, or if it has one field. It is refused
+    where it may be either: not as many fields as below, numbers among them, or words below that end with blanks.
     """
-    if all(kind_of(cell, delimiter) != "number" for cell in records[0].cells):
+    names, cells = fields_of(comment.cells[0], delimiter), records[0].cells
+    num_blank = next((n for n, cell in enumerate(reversed(cells)) if cell.strip(BLANKS)), len(cells))
+    kinds = {kind_of(cell, delimiter) for cell in cells[: len(cells) - num_blank]}
+    is_names = kinds <= {"word", "digits"}
+    if len(names) < 2 <= len(cells) or (is_names and (not num_blank or len(names) != len(cells))):
         return None
-    names = fields_of(comment.cells[0], delimiter)
-    if len(names) < 2 <= len(records[0].cells):
-        return None
-    if len(names) != len(records[0].cells) or any(kind_of(name, delimiter) == "number" for name in names):
+    if is_names or len(names) != len(cells) or any(kind_of(name, delimiter) == "number" for name in names):
         raise DataError(
             "malformed",
-            f"the line with '#' above the rows has {len(names):,} fields, the row below it {len(records[0].cells):,}; "
-            "it is neither a header nor a comment",
+            f"the line with '#' above the rows has {len(names):,} fields, the row below it {len(cells):,}; "
+            "it may be a header or a comment",
             line=comment.line,
             remedy="write as many names as values, none of them a number, or take the line out",
         )

@@ -6,8 +6,8 @@ Three layouts are known, by the lines above the first row, of which there may be
   colon (`"Host:",`), or blank ones; then two rows of quoted names. A group goes on to the right until the next one, and
   makes `group/name`; a name that is its group's or begins with it and a colon stays as it is.
 * `sadf -d`: the header `# hostname;interval;timestamp;...`, where restarts of the machine may stand above it.
-* any lines that begin with "#". The last one is the header if it has as many fields as the row of numbers below it; one
-  without a delimiter is a comment.
+* any lines that begin with "#". The last one is the header if it has as many fields as the row below it, which has a
+  number or a missing value; above names, and without a delimiter, it is a comment.
 
 What goes on in the same layout further down (a run that was appended, a header that sadf repeats) is taken out. What
 says that the columns change is refused: DataError malformed or, for what has to be exported in another way,
@@ -85,11 +85,11 @@ def layout_of(block: LineBlock) -> Layout:
     return _commented(above, first, block)
 
 
-def refuse_changed_columns(line: int, what: str = "a header") -> DataError:
+def columns_changed(line: int) -> DataError:
     """The error for names below the first rows that are not those above them."""
     return DataError(
         "malformed",
-        f"{what} with other columns than before stands between the rows",
+        "a header with other columns than before stands between the rows",
         line=line,
         remedy="drop one file for each set of columns",
     )
@@ -124,7 +124,7 @@ def _dstat(above: list[bytes], start: int, first_line: int) -> Layout:
         if DSTAT_TITLE.fullmatch(line) or DSTAT_PREAMBLE.fullmatch(line) or line in names:
             return True
         if QUOTED_ROW.fullmatch(line):
-            raise refuse_changed_columns(number)
+            raise columns_changed(number)
         return False
 
     header = Record(_grouped(*rows), *lines)
@@ -136,8 +136,8 @@ def _grouped(groups: list[str], names: list[str]) -> list[str]:
     joined, group = [], ""
     for own_group, name in zip(groups, names, strict=True):
         group = own_group.strip() or group
-        has_group = not group or name == group or name.startswith(f"{group}:")
-        joined.append(name if has_group else f"{group}/{name}")
+        stands_alone = not group or name == group or name.startswith(f"{group}:")
+        joined.append(name if stands_alone else f"{group}/{name}")
     return joined
 
 
@@ -196,7 +196,7 @@ def _commented(above: list[bytes], first: int, block: LineBlock) -> Layout:
         if len(fields) == header.count(delimiter) + 1 and not any(
             reason_against(_text(cell)) is None for cell in fields
         ):
-            raise refuse_changed_columns(number)
+            raise columns_changed(number)
         return False
 
     return Layout(row, comment=Record([_text(header.lstrip(b"# \t"))], number, number), judge=judge)
@@ -211,5 +211,8 @@ def _text(line: bytes) -> str:
 
 
 def fields_of(text: str, delimiter: str) -> list[str]:
-    """The fields of one line of names."""
-    return next(csv.reader([text], delimiter=delimiter, skipinitialspace=True), [])
+    """The fields of one line of names; what csv can not split, since it is too long, is one field."""
+    try:
+        return next(csv.reader([text], delimiter=delimiter, skipinitialspace=True), [])
+    except csv.Error:
+        return [text]
