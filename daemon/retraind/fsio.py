@@ -10,7 +10,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -82,18 +82,36 @@ def _replace(temporary: Path, path: Path) -> None:
         raise
 
 
-def make_dir(path: Path, mode: int) -> None:
-    """Creates a directory with parents, durably, with this mode whatever the umask. An existing one is left alone."""
+def make_dir(path: Path, mode: int | None) -> None:
+    """Creates a directory with parents, durably, with this mode whatever the umask. An existing one is left alone.
+
+    So it gets its name last: one that a crash left with another mode would be taken for the right one the next time,
+    and one whose fsync failed for a durable one. Parents (mode None) are as the umask has it. Costs two fsyncs.
+    """
     if path.is_dir():
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(exist_ok=True)
+    if not path.parent.is_dir():
+        make_dir(path.parent, None)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with suppress(FileNotFoundError):
+        temporary.rmdir()  # of a crash
+    temporary.mkdir()
     try:
-        path.chmod(mode)
+        if mode is not None:
+            temporary.chmod(mode)
+        fsync_dir(temporary)
+        _rename_exclusive(os.fsencode(temporary), os.fsencode(path))
     except OSError:
-        path.rmdir()  # a directory with another mode would be taken for the right one the next time
+        with suppress(OSError):
+            temporary.rmdir()
+        if not path.is_dir():  # else another process was faster
+            raise
+    try:
+        fsync_dir(path.parent)
+    except OSError:
+        with suppress(OSError):
+            path.rmdir()
         raise
-    fsync_dir(path.parent)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import disk_faults
@@ -167,6 +168,38 @@ def test_a_directory_that_is_there_keeps_its_mode_and_content(tmp_path: Path) ->
     fsio.make_dir(path, 0o755)
     assert mode_of(path) == 0o710
     assert os.listdir(path) == ["a"]
+
+
+@MANY
+def test_a_directory_is_there_with_its_mode_or_not_at_all(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "spool" / "incoming"
+    for nth in range(1, 100):
+        disk = DiskFault(code, disk_faults.any_change, nth)
+        with monkeypatch.context() as patch:
+            disk.install(patch)
+            with suppress(OSError):
+                fsio.make_dir(path, 0o3730)
+        if not disk.failed_at:
+            break
+        assert not path.exists(), f"a directory whose {disk.failed_at} failed would be believed the next time"
+        assert list(tmp_path.rglob(".*")) == []
+    assert nth > 4
+    assert mode_of(path) == 0o3730
+
+
+def test_a_new_directory_and_its_parents_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = synced(monkeypatch, lambda: fsio.make_dir(tmp_path / "a" / "b", 0o755))
+    root = str(tmp_path)
+    assert paths == [f"{root}/.a.tmp", root, f"{root}/a/.b.tmp", f"{root}/a"]
+
+
+def test_a_directory_that_a_crash_left_half_made_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / ".incoming.tmp").mkdir()
+    fsio.make_dir(tmp_path / "incoming", 0o3730)
+    assert os.listdir(tmp_path) == ["incoming"]
+    assert mode_of(tmp_path / "incoming") == 0o3730
 
 
 def test_a_file_in_the_place_of_a_directory_is_an_error(tmp_path: Path) -> None:
