@@ -1,5 +1,7 @@
 """What the ledger remembers and recovery makes of it: each combination of what a crash can leave on disk."""
 
+import errno
+import os
 from pathlib import Path
 
 import msgspec
@@ -80,8 +82,8 @@ def test_old_records_are_pruned_and_open_jobs_never(ledger: Ledger, monkeypatch:
     monkeypatch.setattr(ledger_module, "KEEP_RECORDS", 10)
     opened = ledger.save(make_job(id="20200101T000000Z-0000"))
     for number in range(30):
-        job = ledger.save(make_job(id=f"20260101T0000{number:02}Z-0000", state=JobState.PUBLISHED, sha256=f"{number}"))
-        ledger.close(job)
+        ledger.save(make_job(id=f"20260101T0000{number:02}Z-0000", state=JobState.PUBLISHED, sha256=f"{number}"))
+        ledger.close()
     kept = [job.id for job in read_jobs(ledger.state_dir)]
     assert opened.id in kept
     assert len(kept) <= 12
@@ -90,12 +92,12 @@ def test_old_records_are_pruned_and_open_jobs_never(ledger: Ledger, monkeypatch:
     assert ledger.published_before("29", "") is not None
 
 
-def test_closing_frees_the_work_directory_but_keeps_a_rejected_candidate(ledger: Ledger) -> None:
+def test_an_ended_job_frees_the_work_directory_but_keeps_a_rejected_candidate(ledger: Ledger) -> None:
     for job_id, state in ((JOB_ID, JobState.PUBLISHED), (OTHER_ID, JobState.REJECTED)):
         job = ledger.save(make_job(id=job_id, state=state))
         leave_candidate(ledger.work_dir(job_id))
         (ledger.work_dir(job_id) / "checkpoint").write_bytes(b"of a worker that was killed in its last line")
-        ledger.close(job)
+        ledger.free_work_dir(job)
     assert not ledger.work_dir(JOB_ID).exists()
     assert ledger.candidate(OTHER_ID) is not None
     assert sorted(path.name for path in ledger.work_dir(OTHER_ID).iterdir()) == ["candidate.json", "weights.pt"]
@@ -113,6 +115,29 @@ def test_a_fresh_work_directory_holds_nothing_of_an_earlier_attempt_but_its_chec
     assert [path.name for path in work_dir.iterdir()] == ["checkpoint"]
     assert (work_dir / "checkpoint").read_bytes() == b"where it was"
     assert ledger.candidate(JOB_ID) is None
+
+
+def test_a_work_directory_that_can_not_be_emptied_starts_no_attempt(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.save(make_job())
+    leave_candidate(ledger.work_dir(JOB_ID))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Read-only"):
+        patch.setattr(os, "unlink", refuse)
+        ledger.fresh_work_dir(JOB_ID)
+    ledger.fresh_work_dir(JOB_ID)
+    assert ledger.candidate(JOB_ID) is None, "an old candidate would be taken for the next attempt's"
+
+
+def test_a_jobs_directory_that_was_half_made_is_swept(ledger: Ledger) -> None:
+    (ledger.jobs_dir / f".{JOB_ID}.tmp").mkdir()
+    (ledger.jobs_dir / ".snapshot" / "of").mkdir(parents=True)
+    ledger.load()
+    assert [path.name for path in ledger.jobs_dir.iterdir()] == [".snapshot"], "what is not ours is left alone"
 
 
 def test_job_ids_are_unique_and_sort_by_time(ledger: Ledger) -> None:
@@ -182,9 +207,10 @@ def test_an_open_job_whose_file_was_taken_away_ends_with_a_reason(
     spool: Spool, ledger: Ledger, state: JobState
 ) -> None:
     record(ledger, make_job(state=state, attempts=1))
-    recover(spool, ledger, LATER)
+    found = recover(spool, ledger, LATER)
     assert ledger.open_jobs == {}
     job = read_jobs(ledger.state_dir)[0]
+    assert found.unfiled == [job], "its claim and its work directory are to go, now and not at the next start"
     assert job.state is JobState.QUARANTINED
     assert job.reason is not None
     assert job.reason.code == "vanished"

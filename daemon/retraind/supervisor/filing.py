@@ -143,6 +143,8 @@ class Filing:
     def file(self) -> None:
         """Moves the datasets of ended jobs to where they belong. Raises OSError; the rest is moved the next time."""
         for job in list(self.unfiled.values()):
+            # Before the move, whose last step says that nothing is left to do for this job after a crash.
+            self._ledger.free_work_dir(job)
             if job.state in (JobState.QUARANTINED, JobState.REJECTED):
                 assert job.reason is not None
                 self._spool.quarantine(job.id, job.reason, sha256=job.sha256, attempts=job.attempts)
@@ -152,7 +154,7 @@ class Filing:
             else:
                 self._spool.archive(job.id)
             del self.unfiled[job.id]
-            self._ledger.close(job)
+            self._ledger.close()
 
     def _was_written_to(self, job: Job) -> bool:
         """A producer may hold the file open longer than the quiet window and where leases do not tell."""

@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import shutil
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -53,6 +54,10 @@ class Ledger:
         self.open_jobs, self._published, self._num_records = {}, {}, 0
         for directory in sorted(self.jobs_dir.iterdir()):
             if not directory.is_dir():
+                continue
+            if directory.name.startswith("."):
+                with suppress(OSError):
+                    directory.rmdir()  # the service died while it made the directory of a job
                 continue
             job = self._read(directory)
             if job is None:
@@ -120,6 +125,13 @@ class Ledger:
                 entry.unlink()  # an old candidate that stayed would be published as the new one
         return path
 
+    def free_work_dir(self, job: Job) -> None:
+        """Removes what an ended job no longer needs: weights, and the rows, which are as large as the dataset."""
+        if job.state is not JobState.REJECTED:
+            _remove(self.work_dir(job.id))
+        else:  # somebody will want to look at the candidate
+            (self.work_dir(job.id) / CHECKPOINT_NAME).unlink(missing_ok=True)
+
     def candidate(self, job_id: str) -> Candidate | None:
         """The finished candidate of a job, or None. The worker writes candidate.json last, so it is whole or absent."""
         try:
@@ -128,13 +140,8 @@ class Ledger:
         except (OSError, typed_json.Malformed):
             return None
 
-    def close(self, job: Job) -> None:
-        """Frees what an ended job no longer needs, and the oldest records beyond the limit."""
-        work_dir = self.work_dir(job.id)
-        if job.state is not JobState.REJECTED:
-            shutil.rmtree(work_dir, ignore_errors=True)
-        else:  # somebody will want to look at the candidate
-            (work_dir / CHECKPOINT_NAME).unlink(missing_ok=True)
+    def close(self) -> None:
+        """Counts one more ended job, and removes the oldest records beyond the limit."""
         self._num_records += 1
         if self._num_records > KEEP_RECORDS * 1.1:
             self._prune()
@@ -147,6 +154,12 @@ class Ledger:
         self._num_records = min(len(names), KEEP_RECORDS)
         kept = set(names[-KEEP_RECORDS:])
         self._published = {key: job_id for key, job_id in self._published.items() if job_id in kept}
+
+
+def _remove(directory: Path) -> None:
+    """Raises OSError: a candidate that an earlier attempt left, and that stays, would be taken for the next one's."""
+    with suppress(FileNotFoundError):
+        shutil.rmtree(directory)
 
 
 def read_jobs(state_dir: Path) -> list[Job]:

@@ -41,7 +41,7 @@ def recover(spool: Spool, ledger: Ledger, now: datetime, running: str = "") -> R
             found.interrupted.append(_settle_running(ledger, job, now))
         current = ledger.open_jobs.get(job.id, job)
         if current.state is not JobState.TRAINED and spool.dataset(job.id) is None:
-            _give_up(ledger, current, now)
+            found.unfiled.append(_give_up(ledger, current, now))
     return found
 
 
@@ -66,9 +66,9 @@ def _settle_running(ledger: Ledger, job: Job, now: datetime) -> Job:
     return ledger.save(advance(job, JobState.QUEUED, now, **changes))
 
 
-def _give_up(ledger: Ledger, job: Job, now: datetime) -> None:
-    """Somebody took the dataset out of active/: nothing is left to train on."""
+def _give_up(ledger: Ledger, job: Job, now: datetime) -> Job:
+    """Somebody took the dataset out of active/: nothing is left to train on, and nothing to file but the empty claim."""
     place = Path("active") / job.id
     reason = Reason(code="vanished", message=f"{place} is empty: the file was moved away while the job was open")
     log.error("job %s: %s is gone from %s", job.id, job.name, place)
-    ledger.save(advance(job, JobState.QUARANTINED, now, reason=reason))
+    return ledger.save(advance(job, JobState.QUARANTINED, now, reason=reason))
