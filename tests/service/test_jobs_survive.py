@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import Service, eventually
@@ -14,6 +15,13 @@ from harness import Service, eventually
 def _worker_pid(service: Service) -> int:
     children = Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children")
     return int(eventually(lambda: children.read_text().split(), "a worker")[0])
+
+
+def candidate_of(manifest: dict[str, Any]) -> dict[str, object]:
+    """What the worker must have left for this manifest."""
+    kept = ("weights_sha256", "weights_bytes", "shape", "dataset", "scaler", "training", "evaluation", "versions")
+    tensors = [{"name": "w", "shape": [1], "dtype": "float32", "is_finite": True}]
+    return {**{key: manifest[key] for key in kept}, "tensors": tensors, "expected": tensors}
 
 
 def test_a_poison_file_is_quarantined_after_three_kills_while_a_good_one_passes(service: Service) -> None:
@@ -105,6 +113,28 @@ def test_a_candidate_that_was_complete_when_the_service_died_is_published_and_no
     service.start()
     service.wait_for_state("a.csv", "published")
     assert service.trained() == ["a.csv"]
+
+
+def test_a_duplicate_whose_end_was_not_written_down_is_not_published_again(service: Service) -> None:
+    service.drop("a.csv", "one content")
+    first = service.wait_for_state("a.csv", "published")
+    eventually(lambda: service.names("done") == ["a.csv"])
+    service.kill()
+    record = service.state / "jobs" / str(first["id"]) / "job.json"
+    job_id = f"{first['id']}"[:-4] + "ffff"  # trained before it was known as a duplicate, then the service died
+    claim, work = service.spool / "active" / job_id, service.state / "jobs" / job_id / "work"
+    claim.mkdir()
+    work.mkdir(parents=True)
+    (claim / "b.csv").write_text("one content")
+    (work / "weights.pt").write_text("one content")
+    candidate = candidate_of(service.live())
+    (work / "candidate.json").write_text(json.dumps(candidate))
+    changes = {"id": job_id, "name": "b.csv", "state": "running", "version": ""}
+    (work.parent / "job.json").write_text(json.dumps({**json.loads(record.read_text()), **changes}))
+    service.start()
+    service.wait_for_state("b.csv", "duplicate")
+    eventually(lambda: service.names("done") == ["a.csv", "b.csv"])
+    assert service.live()["sequence"] == 1
 
 
 @pytest.mark.parametrize("state", ["no record", "empty record", "half a record"])

@@ -115,11 +115,12 @@ class Attempt:
                         log.warning("job %s: %s: %s. %s", self.job.id, check.name, check.message, check.remedy)
             case events.Ingested(dataset=dataset):
                 self._metrics.rows_seen(dataset.num_rows, dataset.num_dropped)
-                self.job = self._ledger.save(msgspec.structs.replace(self.job, sha256=dataset.sha256))
+                self.job = msgspec.structs.replace(self.job, sha256=dataset.sha256)
                 earlier = self._ledger.published_before(dataset.sha256, self.job.settings)
                 if earlier is not None and config.intake.duplicates == "skip":
                     self._duplicate_of = earlier
                     self.stop(now)
+                self._ledger.save(self.job)  # last: a disk that refuses it does not make a duplicate a new dataset
 
     def _enter_stage(self, name: str, now: float) -> None:
         if self.stage:
