@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from builders import JOB_ID, LATER, NOW, OTHER_ID, leave_candidate, make_job
+from disk_faults import synced
 
 from retraind.job import Job, JobState, Reason
 from retraind.supervisor import ledger as ledger_module
@@ -115,6 +116,14 @@ def test_a_fresh_work_directory_holds_nothing_of_an_earlier_attempt_but_its_chec
     assert [path.name for path in work_dir.iterdir()] == ["checkpoint"]
     assert (work_dir / "checkpoint").read_bytes() == b"where it was"
     assert ledger.candidate(JOB_ID) is None
+
+
+def test_a_work_directory_does_not_come_back_after_a_power_cut(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = ledger.save(make_job(state=JobState.PUBLISHED))
+    leave_candidate(ledger.work_dir(JOB_ID))
+    assert synced(monkeypatch, lambda: ledger.free_work_dir(job)) == [str(ledger.jobs_dir / JOB_ID)]
 
 
 def test_a_work_directory_that_can_not_be_emptied_starts_no_attempt(

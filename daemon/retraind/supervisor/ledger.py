@@ -157,9 +157,13 @@ class Ledger:
 
 
 def _remove(directory: Path) -> None:
-    """Raises OSError: a candidate that an earlier attempt left, and that stays, would be taken for the next one's."""
+    """For good: what a power cut brings back, nobody removes again.
+
+    Raises OSError: a candidate that an earlier attempt left, and that stays, would be taken for the next one's.
+    """
     with suppress(FileNotFoundError):
         shutil.rmtree(directory)
+        fsio.fsync_dir(directory.parent)
 
 
 def read_jobs(state_dir: Path) -> list[Job]:
