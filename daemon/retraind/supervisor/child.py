@@ -226,7 +226,10 @@ class Child:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-            Path(self.order.socket).unlink(missing_ok=True)
+            try:
+                Path(self.order.socket).unlink(missing_ok=True)
+            except OSError as error:  # the next attempt takes the name away; this one must come to its end
+                log.warning("%s stays behind: %s", self.order.socket, error.strerror)
 
 
 def _listen(path: Path) -> socket.socket:

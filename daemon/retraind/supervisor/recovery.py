@@ -67,7 +67,7 @@ def _settle_running(ledger: Ledger, job: Job, now: datetime) -> Job:
 
 
 def _give_up(ledger: Ledger, job: Job, now: datetime) -> Job:
-    """Somebody took the dataset out of active/: nothing is left to train on, and nothing to file but the empty claim."""
+    """Somebody took the dataset out of active/: nothing to train on, and only the empty claim to file."""
     place = Path("active") / job.id
     reason = Reason(code="vanished", message=f"{place} is empty: the file was moved away while the job was open")
     log.error("job %s: %s is gone from %s", job.id, job.name, place)
