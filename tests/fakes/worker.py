@@ -91,11 +91,23 @@ def dataset() -> dict[str, object]:
     }  # fmt: skip
 
 
+def leave(name: str, content: bytes) -> None:
+    """As the real worker does: whole or absent, and durable."""
+    fd = os.open(work / f".{name}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.write(fd, content)
+    os.fsync(fd)
+    os.close(fd)
+    os.replace(work / f".{name}.tmp", work / name)
+    fd = os.open(work, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
+
 def hold(until: float = float("inf")) -> None:
     epoch = 0
     if (work / "checkpoint").exists():
         send("resumed", epoch=3, epochs=5, num_steps=30)
-    (work / "checkpoint").write_bytes(b"where it was")
+    leave("checkpoint", b"where it was")
     send("checkpointed", epoch=3, epochs=5, num_steps=30, num_bytes=12)
     while time.monotonic() < until and not (spool / "release").exists():
         epoch = min(epoch + 1, 5)
@@ -141,6 +153,6 @@ if behaviour in ("hold", "stubborn"):
     hold()
 if behaviour == "slow":
     hold(time.monotonic() + 0.5)
-(work / "weights.pt").write_bytes(data)
-(work / "candidate.json").write_text(json.dumps(candidate()))
+leave("weights.pt", data)
+leave("candidate.json", json.dumps(candidate()).encode())
 send("finished", weights_sha256=hashlib.sha256(data).hexdigest(), peak_bytes=1)

@@ -69,20 +69,25 @@ class Service:
         self.config_path.write_text(yaml.safe_dump(self.settings))
 
     def start(self, *, wait: bool = True, **environment: str) -> "Service":
-        seen = self.log_path.stat().st_size if self.log_path.exists() else 0
+        self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         self.notified.clear()
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", *self.program, "serve", "--config", str(self.config_path)],
-                stderr=log, stdout=log, stdin=subprocess.DEVNULL, cwd="/",
-                env={**os.environ, "NOTIFY_SOCKET": "@" + self._notify_name, **environment},
-            )  # fmt: skip
+        self.process = self._spawn({**os.environ, "NOTIFY_SOCKET": "@" + self._notify_name, **environment})
         if wait:
             eventually(lambda: "READY=1" in self.notifications() or self.process.poll() is not None, "READY=1")
             assert self.process.poll() is None, self.log()
-            text = self.log_path.read_text()[seen:]
-            self.url = re.findall(r"metrics at (https?://[^ ]+)/metrics", text)[-1]
+            self.find_url()
         return self
+
+    def find_url(self) -> None:
+        """Where the endpoint of this life is, from its log."""
+        self.url = re.findall(r"metrics at (https?://[^ ]+)/metrics", self.log_path.read_text()[self._log_start :])[-1]
+
+    def _spawn(self, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-W", "error", *self.program, "serve", "--config", str(self.config_path)],
+                stderr=log, stdout=log, stdin=subprocess.DEVNULL, cwd="/", env=environment,
+            )  # fmt: skip
 
     def _collect(self) -> None:
         """Reads all the time, as systemd does: a full socket would hold the service up."""

@@ -118,9 +118,7 @@ def test_a_fresh_work_directory_holds_nothing_of_an_earlier_attempt_but_its_chec
     assert ledger.candidate(JOB_ID) is None
 
 
-def test_a_work_directory_does_not_come_back_after_a_power_cut(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_work_directory_does_not_come_back_after_a_power_cut(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     job = ledger.save(make_job(state=JobState.PUBLISHED))
     leave_candidate(ledger.work_dir(JOB_ID))
     assert synced(monkeypatch, lambda: ledger.free_work_dir(job)) == [str(ledger.jobs_dir / JOB_ID)]
