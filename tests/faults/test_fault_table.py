@@ -90,6 +90,13 @@ def test_a_sockets_name_that_can_not_be_removed_does_not_end_the_service(tmp_pat
     zygote.close()
 
 
+@pytest.mark.parametrize("tree", ["spool", "state"])
+def test_a_lock_that_can_not_be_made_is_waited_for_at_the_start(tree: str, tmp_path: Path) -> None:
+    zygote = Zygote()
+    run(Row("create", rf"{tree}/\.lock", "ENOSPC"), tmp_path / "life", zygote, lasts=True)
+    zygote.close()
+
+
 @pytest.mark.parametrize("lasts", [False, True], ids=["once", "until healed"])
 def test_a_disk_that_refuses_a_call_is_waited_out(rows: list[Row], lasts: bool, tmp_path: Path) -> None:
     assert len(rows) > 50

@@ -41,10 +41,10 @@ class Ledger:
         """Creates the directory, takes its lock. Raises HostError state_unusable, or already_running."""
         try:
             fsio.make_dir(self.jobs_dir, 0o750)
+            take_lock(self.state_dir / ".lock", f"the state directory {self.state_dir}")
         except OSError as error:
             remedy = "check state.dir and its owner"
             raise HostError("state_unusable", f"{self.state_dir}: {error}", remedy=remedy) from error
-        take_lock(self.state_dir / ".lock", f"the state directory {self.state_dir}")
         if not os.access(self.jobs_dir, os.R_OK | os.W_OK | os.X_OK):
             raise HostError("state_unusable", f"{self.jobs_dir} is not writable", remedy="check its owner and mode")
 

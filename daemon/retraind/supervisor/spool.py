@@ -69,12 +69,12 @@ class Spool:
         try:
             for path in (self.incoming, self.active, self.done, self.quarantined):
                 fsio.make_dir(path, _INCOMING_MODE if path == self.incoming else _PRIVATE_MODE)
+            take_lock(self.root / ".lock", f"the spool {self.root}")
         except OSError as error:
             remedy = "check spool.dir and its owner"
             if isinstance(error, PermissionError):  # the unit's sandbox refuses the set-group-ID bit to the service
                 remedy = "make its four directories as root, with the owners and modes of the table in OPERATIONS.md"
             raise HostError("spool_unusable", f"{self.root}: {error}", remedy=remedy) from error
-        take_lock(self.root / ".lock", f"the spool {self.root}")
         self.check()
         self._sweep_reasons()
 
