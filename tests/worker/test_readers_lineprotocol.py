@@ -67,6 +67,11 @@ def test_a_last_line_without_its_end_may_be_cut_and_is_not_used(tmp_path):
         (f'cpu,host=web1,cpu=cpu0 n="x" {BASE * 10**9}', "number in one place"),
         (f"cpu,host=web1,cpu=cpu0 n=7i {BASE * 10**9}", "two values"),
         (f"cpu n=1 {'9' * 30}", "out of range"),
+        ("cpu n=1" + " " * 1_000_000 + "x", "no line"),
+        ("a," * 400_000, "no line"),
+        ("a=" * 400_000 + " b=1=1", "no line"),
+        ("cpu n=1" + ",n=1" * 200_000 + ",x", "no line"),
+        (r"c\,\ " * 200_000, "no line"),
     ],
 )
 def test_a_line_that_can_not_be_used_is_refused_with_its_place(tmp_path, line, words):

@@ -116,6 +116,9 @@ def test_time_stamps_put_samples_on_rows_in_any_order(tmp_path, text, unit):
         ("other 1", "no time stamp"),
         ("other 1 1700000000", "seconds"),
         ('up{a="' + "\\" * 5001 + '"', "no sample"),
+        ('up{a="1"' + " " * 1_000_000 + "x", "no sample"),
+        ("up 1" + " " * 1_000_000 + "x y", "no sample"),
+        ("up " + "1" * 1_000_000 + "x", "no number"),
     ],
 )
 def test_a_line_that_can_not_be_used_is_refused_with_its_place(tmp_path, line, words):
@@ -123,6 +126,15 @@ def test_a_line_that_can_not_be_used_is_refused_with_its_place(tmp_path, line, w
     assert error.code == "malformed"
     assert error.line == 3
     assert words in error.message
+
+
+def test_bytes_that_are_no_utf_8_are_told_as_escapes(tmp_path):
+    error = refusal(tmp_path, b'up 1\nload{a="\xff"} 2\nload{a="\xff"} 3\n')
+    assert error.code == "malformed"
+    assert r'load{a="\xff"} comes twice' in error.message
+    read = Read(tmp_path, b'up{a="\xff"} 1\n' * 3)
+    assert read.names == [r'up{a="\xff"}']
+    assert refusal(tmp_path, b'up{a="\xff"} 1\nload 2\n', max_columns=1).code == "too_many_columns"
 
 
 @pytest.mark.parametrize("tail", [b"load 12", b'load{a="', b"load"])

@@ -11,6 +11,7 @@ import re
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
+from retraind.printable import printable
 from retraind.worker.readers.lines import cut_lines
 from retraind.worker.readers.pivot import SeriesReader
 from retraind.worker.readers.samples import Samples, number_of, series_name
@@ -18,11 +19,12 @@ from retraind.worker.readers.source import Source
 from retraind.worker.readers.timestamps import Clock
 
 BLOCK_BYTES = 2**20
-_NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
-_LABEL = r'[ \t]*[a-zA-Z_][a-zA-Z0-9_]*[ \t]*=[ \t]*"(?:[^"\\]|\\.)*"[ \t]*'
+# Possessive throughout: a line of a million blanks must not take a million times as long as one of two.
+_NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*+"
+_LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*+[ \t]*+=[ \t]*+"(?:[^"\\]|\\.)*+"[ \t]*+'
 SAMPLE = re.compile(
-    rf"({_NAME})[ \t]*(?:\{{((?:{_LABEL},)*(?:{_LABEL})?)[ \t]*\}}[ \t]*|(?<=[ \t]))"
-    r"([^ \t#{}]+)(?:[ \t]+([0-9.eE+-]+))?[ \t]*(?:[ \t]#[ \t]*\{.*)?"
+    rf"({_NAME})[ \t]*+(?:\{{[ \t]*+((?:{_LABEL},[ \t]*+)*+(?:{_LABEL})?+)\}}[ \t]*+|(?<=[ \t]))"
+    r"([^ \t#{}]++)(?:[ \t]++([0-9.eE+-]++))?+(?:[ \t]++#[ \t]*+\{.*)?"
 )
 LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"')
 COMMENT = re.compile(rf"#[ \t]*(?:(?:HELP|TYPE|UNIT)[ \t]+{_NAME}(?:[ \t].*)?|EOF)[ \t]*")
@@ -114,7 +116,7 @@ class _Scrapes:
             raise _malformed("the sample has no time stamp, but the first one in the file has", line)
         if code in self._seen:
             if code != self._first:
-                name = next(name for name, other in self._samples.codes.items() if other == code)
+                name = printable(next(name for name, other in self._samples.codes.items() if other == code))
                 raise _malformed(
                     f"{name:.80} comes twice in one scrape; another scrape begins with # EOF before it, or with the "
                     "first series of the one before",

@@ -10,6 +10,7 @@ import re
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
+from retraind.printable import printable
 from retraind.worker.readers.lines import cut_lines
 from retraind.worker.readers.numbers import NUMBER
 from retraind.worker.readers.pivot import SeriesReader
@@ -99,7 +100,9 @@ class _Points:
             return
         number = value[:-1] if INTEGER.fullmatch(value) else value
         if not NUMBER.fullmatch(number):
-            raise _malformed(f"the field {name:.80} has the value {value!r:.60}, which is none of Influx", line)
+            raise _malformed(
+                f"the field {printable(name[:80])} has the value {value!r:.60}, which is none of Influx", line
+            )
         self._samples.add(self._samples.code(name, line), instant, float(number), line)
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
+from retraind.printable import printable
 from retraind.worker.readers.document import decode, read_document
 from retraind.worker.readers.pivot import SeriesReader
 from retraind.worker.readers.samples import Samples, number_of, series_name
@@ -52,12 +53,14 @@ def read_matrix(source: Source, limits: DataConfig) -> SeriesReader:
     answer = decode(read_document(source, SMALLER), _Answer)
     if answer.data is None or answer.status == "error":
         raise DataError(
-            "unsupported_format", f"the file is an error of Prometheus's API: {answer.error:.200}", remedy=REMEDY
+            "unsupported_format",
+            f"the file is an error of Prometheus's API: {printable(answer.error[:200])}",
+            remedy=REMEDY,
         )
     if answer.data.result_type != "matrix":
         raise DataError(
             "unsupported_format",
-            f"the file is an answer of Prometheus's API with resultType {answer.data.result_type:.40}, "
+            f"the file is an answer of Prometheus's API with resultType {printable(answer.data.result_type[:40])}, "
             "which has no rows in time; matrix is expected",
             remedy=REMEDY,
         )
@@ -80,7 +83,9 @@ def _add(series: _Series, index: int, samples: Samples) -> None:
             samples.add(code, _instant(seconds), number_of(text), 0)
         except ValueError as error:
             raise DataError(
-                "malformed", f"result {index}, {name:.80}: {error}", remedy=f"{REMEDY}, and keep the answer as it is"
+                "malformed",
+                f"result {index}, {printable(name[:80])}: {error}",
+                remedy=f"{REMEDY}, and keep the answer as it is",
             ) from error
 
 

@@ -19,6 +19,7 @@ from numpy.lib import format as npy_format
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
+from retraind.printable import printable
 from retraind.worker.readers import npy
 from retraind.worker.readers.columns import Column, listed
 from retraind.worker.readers.source import Source
@@ -47,8 +48,10 @@ class NpzReader(npy.NpyReader):
         archive = _Archive(source, limits, spill_dir)
         super().__init__(archive, limits, spill_dir)
         if archive.names:
-            self.columns = [Column(name, c.kind) for name, c in zip(archive.names, self.columns, strict=True)]
-        self.columns += [Column(name, "text") for name in archive.ignored]
+            self.columns = [
+                Column(printable(name), c.kind) for name, c in zip(archive.names, self.columns, strict=True)
+            ]
+        self.columns += [Column(printable(name), "text") for name in archive.ignored]
 
 
 class _Archive:
@@ -107,7 +110,11 @@ class _Archive:
         self.names = [name for name in arrays if is_used[name]]
         self.ignored = [name for name in arrays if not is_used[name]]
         if not self.names:
-            raise DataError("no_numeric", f"no array is of numbers: {listed(arrays)}", remedy="save arrays of float64")
+            raise DataError(
+                "no_numeric",
+                f"no array is of numbers: {listed(map(printable, arrays))}",
+                remedy="save arrays of float64",
+            )
         yield _fortran_header(num_rows, len(self.names))
         for member in members:
             if is_used[member.filename.removesuffix(SUFFIX)]:
@@ -117,7 +124,7 @@ class _Archive:
 
 def _check_members(members: list[zipfile.ZipInfo], limits: DataConfig) -> None:
     if strange := [member.filename for member in members if not member.filename.endswith(SUFFIX)]:
-        raise _unsupported(f"an archive that holds {listed(strange)} beside arrays")
+        raise _unsupported(f"an archive that holds {listed(map(printable, strange))} beside arrays")
     if len({member.filename for member in members}) < len(members):
         raise DataError("ambiguous_columns", "the archive has two arrays of one name", remedy="name each array once")
     if any(member.flag_bits & 1 for member in members):
@@ -143,10 +150,10 @@ def _common_length(shapes: dict[str, tuple[int, ...]]) -> int:
     first = next(iter(shapes.values()))
     if all(shape == first for shape in shapes.values()) and len(first) == 1:
         return first[0]
+    found = listed(f"{printable(name)} of shape {shape}" for name, shape in shapes.items())
     raise DataError(
         "shape",
-        f"the archive holds {listed(f'{name} of shape {shape}' for name, shape in shapes.items())}; one array of two "
-        "dimensions, or arrays of one dimension and one length, are expected",
+        f"the archive holds {found}; one array of two dimensions or several of one dimension and length are expected",
         remedy="save the table alone, or each column as an array",
     )
 
@@ -156,7 +163,7 @@ def _check_types(arrays: dict[str, tuple[tuple[int, ...], "np.dtype[np.generic]"
         if dtype.hasobject:
             raise DataError(
                 "object_dtype",
-                f"the array {name:.60} holds Python objects, which are never unpickled",
+                f"the array {printable(name[:60])} holds Python objects, which are never unpickled",
                 remedy="save it as float64, or as text of a fixed length",
             )
 

@@ -16,7 +16,7 @@ MISSING = frozenset(
     | {"[n/a]", "[not supported]", "[unknown error]", "[insufficient permissions]", "[not found]", "err!"}  # nvidia-smi
 )
 NON_FINITE = frozenset(sign + word for sign in ("", "+", "-") for word in ("inf", "infinity", "1.#inf"))
-_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _COMMA_NUMBER = r"[+-]?(?:[0-9]+,[0-9]*|,[0-9]+)(?:[eE][+-]?[0-9]+)?"
 NUMBER = re.compile(_NUMBER)
 COMMA_NUMBER = re.compile(_COMMA_NUMBER)

@@ -11,6 +11,7 @@ import msgspec
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
+from retraind.printable import printable
 from retraind.worker.readers.document import decode, read_document
 from retraind.worker.readers.pivot import SeriesReader
 from retraind.worker.readers.samples import Samples
@@ -83,7 +84,7 @@ def _add(value: object, path: str, instant: int, samples: Samples) -> None:
             if identity in identities:
                 raise DataError(
                     "malformed",
-                    f"{path} lists {identity:.60} twice",
+                    printable(f"{path[:80]} lists {identity[:60]} twice"),
                     remedy="select what is listed once: sadf -j -- -u",
                 )
             identities.add(identity)
@@ -97,5 +98,7 @@ def _add(value: object, path: str, instant: int, samples: Samples) -> None:
 def _identified(element: object, path: str) -> tuple[str, dict[str, object]]:
     """What an element of a list is about, and what is said of it."""
     if not isinstance(element, dict) or not element or isinstance(first := next(iter(element.values())), list | dict):
-        raise DataError("malformed", f"{path} lists things without a name", remedy="write it anew with sadf -j")
+        raise DataError(
+            "malformed", printable(f"{path[:80]} lists things without a name"), remedy="write it anew with sadf -j"
+        )
     return str(first), dict(list(element.items())[1:])

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
+from retraind.printable import printable
 from retraind.worker.readers.columns import MAX_NAMES_BYTES, check_names
 from retraind.worker.readers.numbers import NON_FINITE, NUMBER
 
@@ -69,7 +70,7 @@ class Samples:
         self._names_bytes += len(name.encode("utf-8", "replace"))
         num_names = len(self.codes) + len(self.text_names) + 1
         if num_names > self._limits.max_columns or self._names_bytes > MAX_NAMES_BYTES:
-            check_names([*self.codes, *self.text_names, name], self._limits)
+            check_names([printable(known) for known in (*self.codes, *self.text_names, name)], self._limits)
 
 
 def series_name(metric: str, labels: Mapping[str, str]) -> str:
@@ -93,7 +94,7 @@ def number_of(text: str) -> float:
 def _two_types(name: str, line: int) -> DataError:
     return DataError(
         "malformed",
-        f"the series {name:.80} has a number in one place and text in another",
+        f"the series {printable(name[:80])} has a number in one place and text in another",
         line=line or None,
         remedy="give the two series names of their own",
     )
