@@ -8,6 +8,7 @@ from builders import JOB_ID, OTHER_ID, leave_candidate, make_job
 from retraind.config import Config, IntakeConfig
 from retraind.job import JobState
 from retraind.supervisor.filing import Filing
+from retraind.supervisor.hook import Hook
 from retraind.supervisor.ledger import Ledger
 from retraind.supervisor.metrics import Metrics
 from retraind.supervisor.publish import Publisher
@@ -26,7 +27,9 @@ def test_a_trained_job_whose_content_was_published_before_ends_as_intake_duplica
     candidate = leave_candidate(ledger.work_dir(OTHER_ID))
     ledger.save(make_job(state=JobState.PUBLISHED, sha256=candidate.dataset.sha256, settings="s"))
     ledger.save(make_job(id=OTHER_ID, state=JobState.TRAINED, settings="s"))
-    Filing(spool, ledger, publisher, Metrics()).publish(Config(intake=IntakeConfig(duplicates=duplicates)))
+    metrics = Metrics()
+    filing = Filing(spool, ledger, publisher, Hook(ledger.state_dir, metrics), metrics)
+    filing.publish(Config(intake=IntakeConfig(duplicates=duplicates)))
     ended = {job.id: job for job in ledger.load()}
     assert ended[OTHER_ID].state is state
     assert (publisher.live() is not None) == (state is JobState.PUBLISHED)

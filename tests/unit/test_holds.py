@@ -38,7 +38,7 @@ def test_a_hold_is_there_until_it_is_lifted(tmp_path: Path) -> None:
 def test_a_hold_is_durable_before_the_command_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "holds"
     paths = synced(monkeypatch, lambda: holds.place(tmp_path, JOB_ID))
-    assert paths == [str(tmp_path), str(directory / JOB_ID), str(directory)]
+    assert paths == [str(tmp_path / ".holds.tmp"), str(tmp_path), str(directory / JOB_ID), str(directory)]
     # One that was placed by a command that was killed in between is made durable too.
     assert synced(monkeypatch, lambda: holds.place(tmp_path, JOB_ID)) == [str(directory)]
     assert synced(monkeypatch, lambda: holds.lift(tmp_path, JOB_ID)) == [str(directory)]
