@@ -85,6 +85,14 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("--device", choices=("auto", "cuda", "cpu"), help="where to train (default: the key `device`)")
     inspect = verb("inspect", "show what training would use of a file", _INSPECT, json)
     inspect.add_argument("files", type=Path, nargs="+", metavar="FILE", help="telemetry files, read as one dataset")
+    score = verb("score", "score the rows of files with a published model", _SCORE)
+    score.add_argument("files", type=Path, nargs="+", metavar="FILE", help="telemetry files with the model's metrics")
+    score.add_argument(
+        "--model", type=Path, metavar="DIR",
+        help="a model's directory or one version's (default: the live version in models.dir)",
+    )  # fmt: skip
+    score.add_argument("--out", type=Path, metavar="FILE", help="where to write (default: `-`, standard output)")
+    score.add_argument("--format", choices=("csv", "jsonl"), default="csv", help="how to write (default: csv)")
     verb("check", "check the configuration, the paths, the port and the worker", _CHECK, json)
     verb("preflight", "check the host and the GPU as before every job", _PREFLIGHT, json)
     verb("status", "show what the service is doing", _STATUS, json)
@@ -119,6 +127,13 @@ _TRAIN = """The same worker, gate and publication as the service's, without a sp
 Exit status 1: the gate rejected the model, nothing was published."""
 _INSPECT = """Trains nothing and needs no torch. Prints the format, the rows used and dropped, and the
 metrics with their centre and scale, or where and why the file would be refused (exit status 65)."""
+_SCORE = """Writes one line for each row, in order: file, line, the text of the time column, the score (above 1 is an
+anomaly), and the three metrics that stand out most by their share of the error and by their z-score:
+  retraind score today.csv --out scores.csv
+Columns are matched by name; others are ignored and named on standard error. A row that can not be
+used has no score and the reason instead. Needs torch, numpy and pandas.
+
+Exit status 0: done, anomalies or none; 65: a file does not fit the model; 69: there is no model."""
 _CHECK = """Changes nothing. Every problem of the configuration file is listed with its line.
 
 Exit status 0: the service would start; 78: the file has errors; 69: something else is in the way."""
@@ -191,6 +206,10 @@ def _run(options: argparse.Namespace) -> int:
             from retraind.commands.inspect import inspect
 
             return inspect(config, _existing(options.files), as_json=options.json)
+        case "score":
+            from retraind.commands.score import score
+
+            return score(config, _existing(options.files), options.model, options.out, options.format)
         case "check":
             from retraind.commands.check import check
 

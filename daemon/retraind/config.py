@@ -115,7 +115,7 @@ class DataConfig(Section, frozen=True, kw_only=True):
 
 
 class TrainingConfig(Section, frozen=True, kw_only=True):
-    """What decides the weights, beside the data."""
+    """What decides the model, beside the data."""
 
     epochs: Annotated[int, Meta(ge=1, le=100_000)] = 5
     batch_size: Annotated[int, Meta(ge=2, le=2**24)] = 2048
@@ -131,6 +131,8 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
     # What a crash may cost: at most a minute of training. A checkpoint takes some milliseconds. None writes and reads
     # none. The one key here that does not decide the weights: see `decisive`.
     checkpoint_seconds: Seconds | None = 60.0
+    # One row a minute: about three false alarms in two days. Ten times rarer asks for ten times the held-out rows.
+    false_alarm_share: Annotated[float, Meta(gt=0, le=0.5)] = 1e-3
 
 
 class GateConfig(Section, frozen=True, kw_only=True):
@@ -138,6 +140,8 @@ class GateConfig(Section, frozen=True, kw_only=True):
 
     # In units of the metrics' own variance: 1.0 is a model no better than predicting each metric's mean.
     max_heldout_loss: Annotated[float, Meta(gt=0)] | None = None
+    # Such a model finds no more than the plain size of the scaled values does, and would replace one that may.
+    worse_than_mean: Literal["reject", "publish"] = "reject"
 
 
 class PublishConfig(Section, frozen=True, kw_only=True):

@@ -128,6 +128,7 @@ class HostError(RetraindError):
             "no_reader",
             "no_torch",
             "worker_not_started",
+            "no_model",
             "unreadable",
             "host_io",
             "spool_unusable",

@@ -73,15 +73,31 @@ class TrainingReport(Fact, frozen=True, kw_only=True):
     num_resumes: int = 0  # how often it went on from a checkpoint; `seconds` are of training alone, over all attempts
 
 
+class Threshold(Fact, frozen=True, kw_only=True):
+    """The error of a row, mean over its metrics, above which it is anomalous.
+
+    `target_share` of normal rows was asked to be above it; `expected_share`, which `num_rows` errors can vouch for, is
+    larger where those were few.
+    """
+
+    value: float
+    target_share: float
+    expected_share: float
+    num_rows: int
+
+
 class Evaluation(Fact, frozen=True, kw_only=True):
     """Held-out error. `mean_loss` is what predicting each metric's mean would reach on the same rows.
 
-    `num_heldout_rows` is 0 when the dataset was too small to hold rows out; the losses are then of the training rows.
+    `pca_loss` is what as many principal components as the model has latent numbers reach; None for wide data.
+    `num_heldout_rows` is 0 when the dataset was too small to hold rows out; all of it is then of the training rows.
     """
 
     num_heldout_rows: int
     heldout_loss: float
     mean_loss: float
+    pca_loss: float | None = None
+    threshold: Threshold | None = None
 
 
 class TensorFact(Fact, frozen=True, kw_only=True):
@@ -156,7 +172,7 @@ def manifest_of(
         shape=candidate.shape,
         metric_names=candidate.dataset.metric_names,
         scaler=candidate.scaler,
-        threshold=None,
+        threshold=candidate.evaluation.threshold.value if candidate.evaluation.threshold else None,
         dataset=candidate.dataset,
         training=candidate.training,
         evaluation=candidate.evaluation,

@@ -1,9 +1,11 @@
 """`make demo`: the main job, end to end, on folders below ./demo.
 
 Starts the real service, drops a file as a producer would, shows what `systemctl status` would show, then reads the
-model as a consumer would. Needs no GPU, no systemd, no root. Ends 0 only when each step did what it should.
+model as a consumer would and scores a day in which things go wrong. Needs no GPU, no systemd, no root. Ends 0 only when
+each step did what it should.
 """
 
+import csv
 import json
 import os
 import shutil
@@ -14,13 +16,16 @@ import time
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import torch
 from guide import TelemetryAutoencoder
-from sample import METRICS, write_csv
+from numpy.typing import NDArray
+from sample import METRICS, rows, with_faults, write_csv
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "demo"
 NUM_ROWS = 120_000
+DAY = 1440
 DEADLINE_SECONDS = 300
 CONFIG = """\
 spool: {dir: spool}
@@ -43,7 +48,8 @@ def main() -> int:
     DEMO.mkdir()
     (DEMO / "retraind.yaml").write_text(CONFIG)
     say(f"generating {NUM_ROWS:,} rows of telemetry, {len(METRICS)} metrics: demo/node-42.csv")
-    write_csv(DEMO / "node-42.csv", NUM_ROWS)
+    telemetry = rows(NUM_ROWS + DAY, seed=7)
+    write_csv(DEMO / "node-42.csv", telemetry[:NUM_ROWS])
     say("starting the service: retraind serve --config demo/retraind.yaml (its log: demo/service.log)")
     with (DEMO / "service.log").open("w") as log:
         service = subprocess.Popen(
@@ -54,6 +60,7 @@ def main() -> int:
         show_job(service)
         show_metrics()
         use_model()
+        find_faults(telemetry[NUM_ROWS:])
         say("stopping the service: SIGTERM")
         service.send_signal(signal.SIGTERM)
         status = service.wait(30)
@@ -119,6 +126,29 @@ def use_model() -> None:
     print(f"    error of an average row {normal_error:.3f}, of the same with a GPU at 104 C {strange_error:.3f}")
     if not strange_error > normal_error:
         raise SystemExit("the model does not see the hot GPU")
+
+
+def find_faults(day: NDArray[np.float64]) -> None:
+    """Scores the day after with `retraind score`, and looks for what was done to it."""
+    values, faults = with_faults(day)
+    write_csv(DEMO / "today.csv", values, first_minute=NUM_ROWS, num_gaps=3)
+    command = ["score", "demo/today.csv", "--out", "demo/scores.csv"]
+    say(f"scoring the next day, with {len(faults)} faults put in: retraind {' '.join(command)}")
+    subprocess.run(
+        [sys.executable, "-m", "retraind", *command, "--config", str(DEMO / "retraind.yaml")], cwd=ROOT, check=True
+    )
+    with (DEMO / "scores.csv").open(newline="") as file:
+        scored = list(csv.DictReader(file))
+    for kind, (numbers, metric) in faults.items():
+        row = max((scored[number] for number in numbers), key=lambda row: float(row["score"] or 0))
+        by_error, by_z = ([row[f"{what}_metric_{place}"] for place in (1, 2, 3)] for what in ("error", "z"))
+        print(f"    {row['time']}  score {float(row['score']):6.1f}  {kind} of {metric}")
+        print(f"        by error  {', '.join(by_error)}")
+        print(f"        by z      {', '.join(by_z)}")
+        if row["is_anomaly"] != "true" or metric not in by_error + by_z:
+            raise SystemExit(f"the {kind} of {metric} was not found")
+    touched = sum(row["is_anomaly"] == "true" for row in scored)
+    print(f"    {touched} of {len(scored):,} rows are above 1")
 
 
 def status_text() -> str:

@@ -55,14 +55,31 @@ def rows(num_rows: int, seed: int) -> NDArray[np.float64]:
     return np.stack(columns, axis=1)
 
 
-def write_csv(path: Path, num_rows: int, seed: int = 7, num_gaps: int = 40) -> None:
-    """Writes the sample with a header, a time stamp, a host column, and `num_gaps` rows with empty cells."""
-    values = rows(num_rows, seed)
-    rng = np.random.default_rng(seed + 1)
+def with_faults(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], dict[str, tuple[range, str]]]:
+    """A copy of a day's rows in which four things go wrong, and for each its rows and the metric that is at fault."""
+    values = values.copy()
+    at = {name: column for column, name in enumerate(METRICS)}
+    values[100:160, at["cpu_steal_ratio"]] += 0.03  # another virtual machine moves in
+    values[360:390, at["disk_busy_ratio"]] = values[200:1000, at["disk_busy_ratio"]].min()
+    values[700, at["disk_queue_length"]] += 60
+    columns = [at["load5"], at["tcp_connections"]]
+    values[620:625, columns] = values[620:625, columns[::-1]]
+    return values, {
+        "level shift": (range(100, 160), "cpu_steal_ratio"),
+        "stuck value": (range(360, 390), "disk_busy_ratio"),
+        "spike": (range(700, 701), "disk_queue_length"),
+        "swapped columns": (range(620, 625), "load5"),
+    }
+
+
+def write_csv(path: Path, values: NDArray[np.float64], first_minute: int = 0, num_gaps: int = 40) -> None:
+    """Writes rows with a header, a time stamp and a host column, `num_gaps` of them with an empty cell."""
+    num_rows = len(values)
+    rng = np.random.default_rng(8)
     gaps = dict(
         zip(rng.choice(num_rows, num_gaps, replace=False), rng.integers(0, len(METRICS), num_gaps), strict=True)
     )
-    start = datetime(2026, 1, 5, tzinfo=UTC)
+    start = datetime(2026, 1, 5, tzinfo=UTC) + timedelta(minutes=first_minute)
     with path.open("w", encoding="utf-8") as file:
         file.write(",".join(["timestamp", "host", *METRICS]) + "\n")
         for number, row in enumerate(values):

@@ -11,7 +11,20 @@ from harness import Service, eventually
 
 from retraind.cli import build_parser
 
-VERBS = ("serve", "train", "inspect", "check", "preflight", "status", "jobs", "requeue", "hold", "release", "models")
+VERBS = (
+    "serve",
+    "train",
+    "inspect",
+    "score",
+    "check",
+    "preflight",
+    "status",
+    "jobs",
+    "requeue",
+    "hold",
+    "release",
+    "models",
+)
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -56,10 +69,11 @@ def test_arguments_that_make_no_sense_end_with_64_and_one_line_of_reason(argumen
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("verb", ["status", "jobs", "models", "check", "preflight", "inspect", "train", "serve"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_a_broken_configuration_ends_with_78_whatever_is_asked(verb: str, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("spool: {dri: x}\n")
-    files = [str(tmp_path / "c.yaml")] if verb in ("inspect", "train") else []
+    files = [str(tmp_path / "c.yaml")] if verb in ("inspect", "train", "score") else []
+    files += ["--all-quarantined"] if verb == "requeue" else []
     result = run(verb, *files, "--config", str(tmp_path / "c.yaml"))
     assert result.returncode == 78
     assert result.stderr == f"{tmp_path}/c.yaml:1: spool.dri: unknown key (did you mean spool.dir?)\n"

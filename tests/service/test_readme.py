@@ -1,5 +1,6 @@
 """The README's own lines, run as they stand there: only the paths of the system are put below a test's directory."""
 
+import json
 import os
 import re
 import subprocess
@@ -30,7 +31,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory):
         for script in blocks("sh")[:1]:
             run(service, script)
         service.wait_for_state("node-42.csv", "published")
-        (root / "node-42.csv").write_text("timestamp,load,temperature,busy\n" + rows)
+        for name in ("node-42.csv", "today.csv"):
+            (root / name).write_text("timestamp,load,temperature,busy\n" + rows)
         service.drop("node-07.csv", "time,cpu,mem\n" + BAD_ROWS)
         service.wait_for_state("node-07.csv", "quarantined")
         yield service
@@ -61,13 +63,30 @@ def test_the_producers_lines_get_a_file_trained(ran: Service) -> None:
 
 
 def test_the_consumers_lines_load_one_version_and_see_a_strange_row(ran: Service) -> None:
-    script = here(ran, "".join(blocks("python"))) + "print(version, *errors.tolist())\n"
+    script = here(ran, "".join(blocks("python"))) + "print(version, *errors.tolist(), *scores)\n"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True, cwd="/"
     )
-    version, normal, strange = done.stdout.split()
+    version, *numbers = done.stdout.split()
+    normal, strange, *scores = map(float, numbers)
     assert version == ran.live()["version"]
-    assert float(strange) > float(normal)
+    assert strange > normal
+    assert scores == pytest.approx([error / ran.live()["threshold"] for error in (normal, strange)], rel=1e-5)
+
+
+def test_the_scores_of_a_file_are_the_errors_of_the_consumers_lines_over_the_threshold(ran: Service) -> None:
+    rows = "rows = torch.tensor(numpy.loadtxt('today.csv', delimiter=',', skiprows=1, usecols=(1, 2, 3)))"
+    script = "".join(blocks("python")[:2]).replace("rows = torch.stack([centre, centre + 5 * scale])", rows)
+    assert rows in script
+    script = "import numpy\n" + here(ran, script) + 'print(*(errors.double() / manifest["threshold"]).tolist())\n'
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True, cwd=ran.root
+    )
+    scored = run(ran, "retraind score today.csv --format jsonl").stdout.splitlines()
+    assert len(scored) == 400
+    assert [json.loads(line)["score"] for line in scored] == pytest.approx(
+        [float(score) for score in done.stdout.split()], rel=1e-5
+    )
 
 
 def test_the_consumers_lines_refuse_weights_with_a_flipped_bit(ran: Service, tmp_path: Path) -> None:
@@ -90,7 +109,7 @@ def test_what_the_readme_shows_is_what_a_command_prints(ran: Service, block: str
     command, _, shown = block.removeprefix("$ ").partition("\n")
     printed = run(ran, command).stdout
     assert _labels(shown)[0] == _labels(printed)[0]
-    if not shown.startswith(("JOB", "VERSION")):
+    if not shown.startswith(("JOB", "VERSION", "time,")):
         assert [line[0] for line in _labels(shown)] == [line[0] for line in _labels(printed)][: len(_labels(shown))]
 
 

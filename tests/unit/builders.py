@@ -56,7 +56,7 @@ def make_candidate(weights: bytes = b"weights", **changes: Any) -> Candidate:
         "weights_sha256": hashlib.sha256(weights).hexdigest(), "weights_bytes": len(weights),
         "shape": report.ModelShape(input_dim=2, hidden_dim=24, latent_dim=8), "dataset": make_dataset(),
         "scaler": report.Scaler(centre=[0.5, 2.0], scale=[0.1, 1.0]), "training": make_training(),
-        "evaluation": report.Evaluation(num_heldout_rows=1, heldout_loss=0.5, mean_loss=1.0),
+        "evaluation": report.Evaluation(num_heldout_rows=1, heldout_loss=0.5, mean_loss=1.0, pca_loss=0.75),
         "tensors": make_tensors(), "expected": make_tensors(), "versions": {"retraind": "0.1.0"},
     }  # fmt: skip
     return Candidate(**{**values, **changes})

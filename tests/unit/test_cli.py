@@ -11,7 +11,20 @@ from retraind.cli import main
 from retraind.commands.train import new_job
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "help.txt"
-VERBS = ("serve", "train", "inspect", "check", "preflight", "status", "jobs", "requeue", "hold", "release", "models")
+VERBS = (
+    "serve",
+    "train",
+    "inspect",
+    "score",
+    "check",
+    "preflight",
+    "status",
+    "jobs",
+    "requeue",
+    "hold",
+    "release",
+    "models",
+)
 
 
 def frozen() -> dict[str, str]:
@@ -81,7 +94,7 @@ def test_what_the_parser_refuses_ends_with_64_and_the_usage(
     assert said in shown.err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("verb", ["train", "inspect"])
+@pytest.mark.parametrize("verb", ["train", "inspect", "score"])
 def test_a_missing_file_is_named_and_ends_with_64(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str
 ) -> None:

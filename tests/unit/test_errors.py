@@ -23,7 +23,7 @@ FAMILIES = {
         Disposition.DEFER,
         69,
         (
-            "already_running disk_full host_io no_reader no_torch port_taken preflight_failed spool_unusable "
+            "already_running disk_full host_io no_model no_reader no_torch port_taken preflight_failed spool_unusable "
             "state_unusable unreadable worker_not_started"
         ),
     ),

@@ -79,6 +79,24 @@ def test_a_loss_that_is_no_number_is_not_compared_with_the_limit() -> None:
     assert reason.code == "non_finite_loss"
 
 
+@pytest.mark.parametrize(
+    ("loss", "mean_loss", "num_rows", "accepted"),
+    [
+        (0.99, 1.0, 100, True), (1.0, 1.0, 100, False), (1.3, 1.0, 100_000, False),
+        (1.3, 1.0, 99, True),  # too few to tell
+        (1.3, 1.0, 0, True),  # measured on the rows that it learned from
+        (1e-6, 0.0, 100, True),  # nothing moves: the mean can not be beaten
+    ],
+)  # fmt: skip
+def test_a_model_that_is_no_better_than_the_mean_is_rejected(
+    loss: float, mean_loss: float, num_rows: int, *, accepted: bool
+) -> None:
+    evaluation = Evaluation(num_heldout_rows=num_rows, heldout_loss=loss, mean_loss=mean_loss)
+    reasons = judge(make_candidate(evaluation=evaluation), NO_LIMIT)
+    assert [reason.code for reason in reasons] == ([] if accepted else ["worse_than_mean"])
+    assert judge(make_candidate(evaluation=evaluation), GateConfig(worse_than_mean="publish")) == []
+
+
 def test_everything_that_is_wrong_is_told_at_once() -> None:
     tensors = [msgspec.structs.replace(tensor, is_finite=False) for tensor in make_tensors()]
     evaluation = Evaluation(num_heldout_rows=1, heldout_loss=math.inf, mean_loss=1.0)

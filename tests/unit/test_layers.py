@@ -44,10 +44,10 @@ DOORS = {
     "pyarrow": ("worker.readers.parquet",),
     "torch": (
         *("worker.model", "worker.batches", "worker.step", "worker.train", "worker.checkpoint", "worker.evaluate"),
-        "worker.main",
+        *("worker.baseline", "worker.detector", "worker.main"),
     ),
     "msgspec": ("",),
-}
+}  # fmt: skip
 # The vocabulary does no I/O and reads no clock; Path and datetime are its words, not its deeds.
 VOCABULARY_IMPORTS = {"enum", "typing", "datetime", "pathlib", "hashlib", "msgspec"}
 

@@ -106,7 +106,7 @@ def test_an_option_of_several_verbs_is_explained_once_with_its_verbs(commands: s
     options = section(commands, "OPTIONS")
     assert commands.count(".TP\n--json\n") == 1
     whose = re.search(r"\.TP\n--json\n.*\n(Every command takes it but [^.]*\.)", options)
-    assert flat(whose[1]) == "Every command takes it but serve, requeue, hold and release."
+    assert flat(whose[1]) == "Every command takes it but serve, score, requeue, hold and release."
     assert re.search(r"\.TP\n--config FILE\n(?:.*\n)+?Every command takes it\.", options)
     assert "\n.TP\n--version\n" in options
 

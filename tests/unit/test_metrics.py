@@ -328,14 +328,14 @@ def test_every_scrape_sees_exactly_one_live_version(told: Metrics) -> None:
     assert not any(series.startswith("model_") for series in samples(told))
     told.published(make_manifest())
     newer = make_manifest(
-        version="000043-aa", evaluation=Evaluation(num_heldout_rows=1, heldout_loss=0.25, mean_loss=1.0)
+        version="000043-aa", evaluation=Evaluation(num_heldout_rows=1, heldout_loss=0.25, mean_loss=1.0, pca_loss=0.125)
     )
     for shown in scrapes_at_every_line(told, lambda: told.published(newer)):
         assert sum(series.startswith("model_info") for series in shown) == 1
         assert shown["model_heldout_loss"] in (0.5, 0.25)
     assert samples(told, "retraind_model_") == {
         'model_info{version="000043-aa"}': 1, 'model_device{device="cpu"}': 1, 'model_device{device="cuda"}': 0,
-        "model_heldout_loss": 0.25, "model_mean_loss": 1, "model_rows": 10,
+        "model_heldout_loss": 0.25, "model_mean_loss": 1, "model_pca_loss": 0.125, "model_rows": 10,
         "model_metrics": 2, "model_last_publish_timestamp_seconds": NOW.timestamp(),
     }  # fmt: skip
 

@@ -55,7 +55,7 @@ def test_the_losses_do_not_depend_on_how_many_blocks_there_are(tmp_path):
     rows = write_rows(tmp_path / "rows", 3000, num_metrics=1024)  # three blocks
     network = trained_model(1024)
     counter = Counter()
-    loss, mean_loss = evaluate.mean_losses(network, rows, CPU, counter.beat)
+    loss, mean_loss, _ = evaluate.mean_losses(network, rows, CPU, counter.beat)
     x = torch.from_numpy(np.fromfile(tmp_path / "rows", "<f4").reshape(3000, 1024))
     with torch.no_grad():
         assert loss == pytest.approx(((network(x) - x).double() ** 2).mean().item(), rel=1e-6)
@@ -147,3 +147,48 @@ def test_a_file_that_answers_otherwise_than_the_trained_model_is_noticed(tmp_pat
     with pytest.raises(HostError, match="answers otherwise") as caught:
         evaluate.require_same_answers(tmp_path / "weights.pt", network, rows)
     assert caught.value.code == "host_io"
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "target", "num_above", "expected"),
+    [
+        (999, 0.001, 0, 0.001),  # 1 of 1000: the largest
+        (1999, 0.001, 1, 0.001),
+        (99, 0.001, 0, 0.01),  # too few to promise so little
+        (1, 0.001, 0, 0.5),
+        (99, 0.1, 9, 0.1),
+        (262_144, 0.001, 261, 262 / 262_145),
+    ],
+)
+def test_the_threshold_is_the_rank_that_the_target_asks_for(num_rows, target, num_above, expected):
+    errors = torch.randperm(num_rows, generator=torch.Generator().manual_seed(0)) + 1.0
+    found = evaluate.threshold_of(errors, target)
+    assert (errors > found.value).sum() == num_above
+    assert found.value in errors
+    assert found.expected_share == pytest.approx(expected)
+    assert (found.target_share, found.num_rows) == (target, num_rows)
+
+
+def test_the_share_of_fresh_rows_above_the_threshold_is_the_expected_one():
+    generator = torch.Generator().manual_seed(1)
+    shares = []
+    for _ in range(200):
+        threshold = evaluate.threshold_of(torch.randn(499, generator=generator).exp(), 0.01)
+        shares.append((torch.randn(20_000, generator=generator).exp() > threshold.value).double().mean().item())
+    assert sum(shares) / len(shares) == pytest.approx(0.01, rel=0.1)
+
+
+def test_data_without_any_error_have_a_threshold_all_the_same():
+    assert 0 < evaluate.threshold_of(torch.zeros(100), 0.01).value < 1e-13
+
+
+def test_the_threshold_is_of_the_held_out_rows_and_of_the_models_own_errors(tmp_path):
+    network = trained_model()
+    training, heldout = split_rows(write_rows(tmp_path / "rows", 1000), 0.2)
+    found = evaluate.evaluate(network, training, heldout, CPU, Counter().beat, false_alarm_share=0.05)
+    x = torch.from_numpy(np.fromfile(tmp_path / "rows", "<f4").reshape(1000, 6)[800:])
+    with torch.no_grad():
+        errors = ((network.eval()(x) - x) ** 2).mean(dim=1)
+    assert found.threshold.num_rows == 200
+    assert (errors > found.threshold.value).sum() == 9  # (200 + 1) * 0.05, rounded down, less the one itself
+    assert found.pca_loss == pytest.approx(0, abs=1e-12)

@@ -99,7 +99,7 @@ def _list(publisher: Publisher, *, as_json: bool) -> int:
         screen.print_line(f"nothing published yet below {publisher.models_dir}")
     else:
         screen.print_table(
-            ("VERSION", "", "PUBLISHED", "DATASET", "ROWS", "METRICS", "LOSS", "MEAN'S LOSS"),
+            ("VERSION", "", "PUBLISHED", "DATASET", "ROWS", "METRICS", "LOSS", "MEAN'S LOSS", "PCA'S LOSS"),
             [
                 (
                     manifest.version,
@@ -110,6 +110,7 @@ def _list(publisher: Publisher, *, as_json: bool) -> int:
                     len(manifest.metric_names),
                     f"{manifest.evaluation.heldout_loss:.4g}",
                     f"{manifest.evaluation.mean_loss:.4g}",
+                    "" if manifest.evaluation.pca_loss is None else f"{manifest.evaluation.pca_loss:.4g}",
                 )
                 for manifest in found
             ],

@@ -10,7 +10,7 @@ from typing import Self
 import msgspec
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -57,6 +57,28 @@ def print_line(text: str) -> None:
 def complain(text: str) -> None:
     """A line for people on standard error."""
     err.print(Text(text))
+
+
+class ReadProgress:
+    """How far the reading of files is: a bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, name: str, *, quiet: bool = False) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn(), TimeRemainingColumn(),
+            console=err, transient=True, disable=quiet or not err.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task(name, total=1.0)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def beat(self, done_share: float | None) -> None:
+        if done_share is not None:
+            self._bar.update(self._task, completed=done_share)
 
 
 class JobProgress:

@@ -8,7 +8,11 @@ import math
 
 from retraind.config import GateConfig
 from retraind.job import Reason
-from retraind.report import Candidate
+from retraind.report import Candidate, Evaluation
+
+# A thousand rows in all, as a tenth is held out. Of fewer the difference between two losses is chance, and somebody who
+# tries the service with a small file wants to see it publish.
+MIN_COMPARED_ROWS = 100
 
 
 def judge(candidate: Candidate, config: GateConfig) -> list[Reason]:
@@ -52,7 +56,20 @@ def _loss_reasons(candidate: Candidate, config: GateConfig) -> list[Reason]:
     loss = candidate.evaluation.heldout_loss
     if not math.isfinite(loss):
         return [Reason(code="non_finite_loss", message=f"the held-out loss is {loss}")]
+    reasons = []
     if config.max_heldout_loss is not None and loss > config.max_heldout_loss:
         message = f"the held-out loss {loss:.6g} is above gate.max_heldout_loss {config.max_heldout_loss:.6g}"
-        return [Reason(code="loss_above_limit", message=message)]
-    return []
+        reasons.append(Reason(code="loss_above_limit", message=message))
+    if config.worse_than_mean == "reject" and _is_worse_than_mean(candidate.evaluation):
+        message = (
+            f"the held-out loss {loss:.6g} is not below {candidate.evaluation.mean_loss:.6g}, which predicting each "
+            "metric's mean reaches: train for longer or on more rows, or set gate.worse_than_mean: publish"
+        )
+        reasons.append(Reason(code="worse_than_mean", message=message))
+    return reasons
+
+
+def _is_worse_than_mean(evaluation: Evaluation) -> bool:
+    """Where that can be known: with enough rows held out, in which something moved."""
+    is_known = evaluation.num_heldout_rows >= MIN_COMPARED_ROWS and evaluation.mean_loss > 0
+    return is_known and evaluation.heldout_loss >= evaluation.mean_loss

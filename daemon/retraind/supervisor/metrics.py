@@ -156,6 +156,7 @@ class Metrics:
             {
                 "heldout_loss": "Held-out loss of the live version.",
                 "mean_loss": "Loss of predicting each metric's mean on the same held-out rows.",
+                "pca_loss": "Loss of as many principal components on the same rows; absent for wide data.",
                 "rows": "Rows that the live version was trained on.",
                 "metrics": "Metrics that the live version takes.",
                 "last_publish_timestamp_seconds": "When the live version was published.",
@@ -287,13 +288,16 @@ class Metrics:
         self._info.values = {(manifest.version,): 1}
         trained_on = manifest.training.device.partition(":")[0]
         self._model_device.values = {(device,): float(device == trained_on) for device in DEVICES}
-        self._live.values = {
+        values = {
             "heldout_loss": manifest.evaluation.heldout_loss,
             "mean_loss": manifest.evaluation.mean_loss,
             "rows": _bounded(manifest.dataset.num_rows),
             "metrics": len(manifest.metric_names),
             "last_publish_timestamp_seconds": manifest.published_at.timestamp(),
         }
+        if manifest.evaluation.pca_loss is not None:
+            values["pca_loss"] = manifest.evaluation.pca_loss
+        self._live.values = values
 
     def job_ended(self, result: str, code: str, seconds: float) -> None:
         self._jobs.labels(result).inc()

@@ -161,7 +161,10 @@ def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) 
     trained, training = train.train(training_rows, order.training, device, emitter, checkpoints)
 
     emitter.send(events.Stage(name="evaluate"))
-    evaluation = evaluate.evaluate(trained, training_rows, heldout_rows, device, emitter.beat)
+    evaluation = evaluate.evaluate(
+        trained, training_rows, heldout_rows, device, emitter.beat,
+        false_alarm_share=order.training.false_alarm_share,
+    )  # fmt: skip
     weights = model.serialise(trained)
     sha256 = hashlib.sha256(weights).hexdigest()
     fsio.write_atomic(work_dir / WEIGHTS_NAME, weights)

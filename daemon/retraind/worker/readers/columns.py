@@ -70,16 +70,18 @@ def choose_metrics(columns: Sequence[Column], limits: DataConfig) -> tuple[list[
     return metric_names, [IgnoredColumn(name=name, reason=reason) for name, reason in reasons.items() if reason]
 
 
-def match_metrics(columns: Sequence[Column], metric_names: Sequence[str], limits: DataConfig) -> list[IgnoredColumn]:
-    """Checks that a later file has all metrics of the first; what it has beside them is ignored as `extra`."""
+def match_metrics(
+    columns: Sequence[Column], metric_names: Sequence[str], limits: DataConfig, *, whose: str = "the first file"
+) -> list[IgnoredColumn]:
+    """Checks that a file has all metrics of a first one, or a model; what it has beside them is ignored as `extra`."""
     names = [column.name for column in columns]
     check_names(names, limits)
     present, wanted = set(names), set(metric_names)
     if missing := [name for name in metric_names if name not in present]:
         raise DataError(
             "missing_columns",
-            f"{len(missing)} metrics of the first file are missing: {listed(missing)}",
-            remedy="files that are read together need the same metrics",
+            f"{len(missing)} metrics of {whose} are missing: {listed(missing)}",
+            remedy="files that are read together, or by one model, need the same metrics",
         )
     return [IgnoredColumn(name=name, reason="extra") for name in names if name not in wanted]
 

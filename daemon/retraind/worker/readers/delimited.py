@@ -69,7 +69,8 @@ class DelimitedReader:
         """
         positions = {column.name: index for index, column in enumerate(self.columns)}
         chosen = [positions[name] for name in metric_names]
-        parser = _BlockParser(self._dialect, self._splitter, sorted(chosen), tally)
+        label = None if tally.label is None else positions[tally.label]
+        parser = _BlockParser(self._dialect, self._splitter, sorted(chosen), tally, label)
         order = np.argsort(np.argsort(chosen))
         num_lines = 0
         further = map(self._dialect.layout.rows_of, self._blocks)
@@ -97,15 +98,17 @@ class _Lines:
     ends: NDArray[np.intp]
     numbers: NDArray[np.intp]
 
-    def cells(self, index: int, delimiter: str) -> list[str]:
+    def cells(self, index: int, delimiter: str, limit: int = -1) -> list[str]:
         line = self.data[self.starts[index] : self.ends[index]]
-        return line.decode("utf-8", "surrogateescape").split(delimiter)
+        return line.decode("utf-8", "surrogateescape").split(delimiter, limit)
 
 
 class _BlockParser:
     """Blocks of one file to rows of the chosen columns, which are ascending positions in the file."""
 
-    def __init__(self, dialect: Dialect, splitter: RecordSplitter, chosen: list[int], tally: Tally) -> None:
+    def __init__(
+        self, dialect: Dialect, splitter: RecordSplitter, chosen: list[int], tally: Tally, label: int | None
+    ) -> None:
         self._delimiter = dialect.delimiter
         self._width = dialect.width
         self._decimal = dialect.decimal
@@ -117,6 +120,7 @@ class _BlockParser:
         self._names = [column.name for column in dialect.columns] if dialect.has_header else []
         self._first_line = dialect.rows.first_line
         self._tally = tally
+        self._label = label
         self._number_row = self._delimiter.join(["0.5"] * self._width).encode() + b"\n"
 
     def parse(self, block: LineBlock) -> Floats:
@@ -147,7 +151,12 @@ class _BlockParser:
         """Lines start..stop by the C parser; where it fails, in smaller parts, and in the end cell by cell."""
         parsed_ND = self._by_pandas(lines, start, stop)
         if parsed_ND is not None:
-            return self._tally.usable_rows(parsed_ND, partial(self._place, lines, start))
+            if (label := self._label) is not None:
+                for index in range(start, stop):
+                    cell = lines.cells(index, self._delimiter, label + 1)[label]
+                    self._tally.labelled(int(lines.numbers[index]), cell)
+            numbers: list[int] = lines.numbers[start:stop].tolist()
+            return self._tally.usable_rows(parsed_ND, partial(self._place, lines, start), numbers)
         if stop - start <= CELLWISE_LINES:
             rows = (self._row(lines.cells(i, self._delimiter), int(lines.numbers[i])) for i in range(start, stop))
             return self._stacked([row for row in rows if row is not None])
@@ -199,7 +208,10 @@ class _BlockParser:
         shown = chosen = [cells[index] for index in self._chosen]
         if self._units:
             chosen = [without_unit(cell, unit) for cell, unit in zip(chosen, self._units, strict=True)]
+        if self._label is not None:
+            self._tally.labelled(line, cells[self._label])
         if (numbers := self._decimal.numbers_of(chosen, line, self._column_numbers)) is not None:
+            self._tally.passed(line)
             return numbers
         if self._width == 1 and not cells[0].strip():
             return None  # a blank line is no row

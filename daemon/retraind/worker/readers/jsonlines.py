@@ -44,8 +44,9 @@ class JsonLinesReader:
     def rows(self, metric_names: Sequence[str], tally: Tally) -> Iterator[Floats]:
         """Yields float64 arrays of shape (N, D), as DelimitedReader.rows does."""
         keys = [self._keys[name] for name in metric_names]
+        label = None if tally.label is None else self._keys[tally.label]
         for block in chain([self._first], self._blocks):
-            yield _parse(block, keys, tally)
+            yield _parse(block, keys, tally, label)
 
 
 def decode(line: bytes) -> Object | None:
@@ -127,7 +128,7 @@ def _as_float(number: float) -> float:
         return float("inf")
 
 
-def _parse(block: LineBlock, keys: list[str], tally: Tally) -> Floats:
+def _parse(block: LineBlock, keys: list[str], tally: Tally, label: str | None) -> Floats:
     """The rows of a block, shape (N, D)."""
     pick = itemgetter(*keys) if len(keys) > 1 else lambda value: (value[keys[0]],)
     rows: list[Sequence[float]] = []
@@ -141,6 +142,8 @@ def _parse(block: LineBlock, keys: list[str], tally: Tally) -> Floats:
             is_tail = block.is_cut and index == len(block.ends) - 1
             tally.drop("truncated_tail" if is_tail else "malformed", number, text=line)
             continue
+        if label is not None:
+            tally.labelled(number, str(value.get(label, "")))
         try:
             cells = pick(value)
         except KeyError:
@@ -150,7 +153,7 @@ def _parse(block: LineBlock, keys: list[str], tally: Tally) -> Floats:
             numbers.append(number)
         else:
             _drop(cells, keys, number, tally)
-    return tally.usable_rows(_stacked(rows, len(keys)), lambda row, metric: (numbers[row], None, keys[metric]))
+    return tally.usable_rows(_stacked(rows, len(keys)), lambda row, metric: (numbers[row], None, keys[metric]), numbers)
 
 
 def _drop(cells: Sequence[object], keys: list[str], line: int, tally: Tally) -> None:

@@ -72,7 +72,8 @@ class NpyReader:
         del self._first_ND
         while len(rows_ND):
             picked_ND = rows_ND[:, chosen]
-            yield tally.usable_rows(picked_ND, partial(_place, picked_ND, first_row, chosen))
+            lines = range(first_row, first_row + len(rows_ND))
+            yield tally.usable_rows(picked_ND, partial(_place, picked_ND, first_row, chosen), lines)
             first_row += len(rows_ND)
             rows_ND = next(self._blocks, rows_ND[:0])
 

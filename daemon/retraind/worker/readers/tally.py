@@ -8,7 +8,7 @@ whatever the file holds. Raises nothing.
 # ruff: noqa: N803, N806  (arrays carry their shape)
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ MAX_TEXT = 60
 
 class Tally:
     """Counts dropped rows. `problems` are the first by line, whatever the order in which they are told."""
+
+    # A column whose text goes with each row; training has no use for one.
+    label: str | None = None
 
     def __init__(self) -> None:
         self.num_dropped = dict.fromkeys(REASONS, 0)
@@ -49,13 +52,22 @@ class Tally:
         self.count(reason)
         self.note(reason, line, column, text)
 
+    def labelled(self, line: int, text: str) -> None:
+        """Told the text of the column `label` in each row, where one is asked for."""
+
+    def passed(self, line: int) -> None:
+        """Told of a row that the reader found usable by itself, without `usable_rows`."""
+
     def usable_rows(
-        self, rows_ND: NDArray[np.float64], place: Callable[[int, int], tuple[int, int | None, str]]
+        self,
+        rows_ND: NDArray[np.float64],
+        place: Callable[[int, int], tuple[int, int | None, str]],
+        lines: Sequence[int] | None = None,  # noqa: ARG002  (for who keeps a log of rows)
     ) -> NDArray[np.float64]:
         """The rows whose cells are all finite. Counts the others; the first bad cell of a row gives the reason.
 
         NaN counts as missing, what float32 can not hold as non-finite. `place` gives line, column and text of a cell
-        of the block by its row and metric, for the first problems only.
+        of the block by its row and metric, for the first problems only; `lines` are those of all rows, if known.
         """
         usable_ND = np.abs(rows_ND) <= MAX_MAGNITUDE  # False for NaN
         usable_N = usable_ND.all(axis=1)

@@ -1,0 +1,87 @@
+"""A tally that gives up no row: each row of a file in its order, with its line, its label and why it can not be used.
+
+Training leaves out what it can not use; whoever scores a file wants as many answers as rows. Readers take this for the
+tally that it is. Holds the rows of one block only, until they are taken. Raises nothing.
+"""
+
+# N rows of a block, D metrics
+# ruff: noqa: N803, N806  (arrays carry their shape)
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retraind.printable import printable
+from retraind.worker.readers.numbers import MAX_MAGNITUDE
+from retraind.worker.readers.tally import Tally
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a file. `label` is the text of the label's column, `reason` is empty for a row that can be used."""
+
+    line: int
+    label: str
+    reason: str
+
+
+class RowLog(Tally):
+    """Rows that are numbers pass, those with a missing or infinite cell as NaN; the others are remembered beside."""
+
+    def __init__(self, label: str | None = None) -> None:
+        super().__init__()
+        self.label = label
+        self._labels: dict[int, str] = {}
+        self._passed: list[tuple[int, str]] = []
+        self._lost: list[tuple[int, str]] = []
+
+    def drop(self, reason: str, line: int, column: int | None = None, text: str | bytes = "") -> None:
+        super().drop(reason, line, column, text)
+        self._lost.append((line, reason))
+
+    def labelled(self, line: int, text: str) -> None:
+        self._labels[line] = text
+
+    def passed(self, line: int) -> None:
+        self._passed.append((line, ""))
+
+    def usable_rows(
+        self,
+        rows_ND: NDArray[np.float64],
+        place: Callable[[int, int], tuple[int, int | None, str]],
+        lines: Sequence[int] | None = None,
+    ) -> NDArray[np.float64]:
+        """All rows; one with a cell that is not finite becomes NaN throughout, by the reason of its first such cell."""
+        super().usable_rows(rows_ND, place)
+        usable_ND = np.abs(rows_ND) <= MAX_MAGNITUDE
+        bad_N = np.flatnonzero(~usable_ND.all(axis=1))
+        first_N = np.argmin(usable_ND[bad_N], axis=1)
+        is_missing_N = np.isnan(rows_ND[bad_N, first_N]).tolist()
+        reasons = {
+            row: "missing" if is_missing else "non_finite"
+            for row, is_missing in zip(bad_N.tolist(), is_missing_N, strict=True)
+        }
+        if lines is None:
+            lines = [place(row, 0)[0] for row in range(len(rows_ND))]
+        self._passed += [(line, reasons.get(row, "")) for row, line in enumerate(lines)]
+        rows_ND = rows_ND.copy()
+        rows_ND[bad_N] = np.nan
+        return rows_ND
+
+    def take(self, rows_ND: NDArray[np.float64]) -> tuple[list[Row], NDArray[np.float64]]:
+        """The rows of the block that a reader has just yielded, and the same with a row of NaN for each that was lost.
+
+        In the order of the file's lines. What was dropped since the last block comes with this one.
+        """
+        assert len(self._passed) == len(rows_ND), "a reader told of each row that it yields"
+        entries = sorted([*self._lost, *self._passed])
+        rows = [Row(line, printable(self._labels.get(line, "")), reason) for line, reason in entries]
+        if self._lost:
+            lost = {line for line, _ in self._lost}
+            whole_ND = np.full((len(rows), rows_ND.shape[1]), np.nan)
+            whole_ND[[index for index, row in enumerate(rows) if row.line not in lost]] = rows_ND
+            rows_ND = whole_ND
+        self._labels, self._passed, self._lost = {}, [], []
+        return rows, rows_ND
