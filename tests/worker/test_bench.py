@@ -37,6 +37,13 @@ def test_the_memory_of_a_whole_job_is_measured_on_a_csv_file():
     assert result["csv_mib"] > 0.5
 
 
+def test_scoring_is_measured_beside_the_plain_forward_pass():
+    command = [sys.executable, str(SCRIPT.with_name("score_speed.py")), "--rows", "20000", "--rounds", "1", "--json"]
+    result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout)
+    assert set(result["rows_per_second"]) == {"score", "plain"}
+    assert result["ratio"] == pytest.approx(result["rows_per_second"]["score"] / result["rows_per_second"]["plain"])
+
+
 def test_the_help_names_every_option():
     text = bench("--help")
     assert all(option in text for option in ("--rows", "--epochs", "--rounds", "--json", "--csv"))
