@@ -82,10 +82,10 @@ def test_a_loss_that_is_no_number_is_not_compared_with_the_limit() -> None:
 @pytest.mark.parametrize(
     ("loss", "mean_loss", "num_rows", "accepted"),
     [
-        (0.99, 1.0, 100, True), (1.0, 1.0, 100, False), (1.3, 1.0, 100_000, False),
-        (1.3, 1.0, 99, True),  # too few to tell
+        (0.99, 1.0, 1000, True), (1.0, 1.0, 1000, False), (1.3, 1.0, 100_000, False),
+        (1.3, 1.0, 999, True),  # too small a file for so little training
         (1.3, 1.0, 0, True),  # measured on the rows that it learned from
-        (1e-6, 0.0, 100, True),  # nothing moves: the mean can not be beaten
+        (1e-6, 0.0, 1000, True),  # nothing moves: the mean can not be beaten
     ],
 )  # fmt: skip
 def test_a_model_that_is_no_better_than_the_mean_is_rejected(

@@ -122,6 +122,9 @@ def _print(manifest: Manifest, publisher: Publisher, *, as_json: bool) -> None:
         f"{training.rows_per_second:,.0f} rows/s"
     )
     dropped = sum(manifest.dataset.num_dropped.values())
+    baselines = f"predicting the mean: {evaluation.mean_loss:.4g}"
+    if evaluation.pca_loss is not None:
+        baselines += f", principal components: {evaluation.pca_loss:.4g}"
     screen.print_facts(
         [
             ("published", manifest.version),
@@ -129,6 +132,6 @@ def _print(manifest: Manifest, publisher: Publisher, *, as_json: bool) -> None:
             ("rows", f"{manifest.dataset.num_rows:,} used, {dropped:,} dropped"),
             ("metrics", len(manifest.metric_names)),
             ("training", took),
-            ("held-out loss", f"{evaluation.heldout_loss:.4g} (predicting the mean: {evaluation.mean_loss:.4g})"),
+            ("held-out loss", f"{evaluation.heldout_loss:.4g} ({baselines})"),
         ]
     )  # fmt: skip
