@@ -129,7 +129,7 @@ def load_model(path: str | PathLike[str]) -> Detector:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """A block is too small to share: waiting for a second thread at each step made it 2 to 10 times slower."""
+    """A block is too small to share: on a loaded machine, waiting for a second thread made it ten times slower."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
