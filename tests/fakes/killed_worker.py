@@ -67,7 +67,7 @@ class Run(train.Run):
         self.num_steps_before = self.num_steps
 
 
-def mean_losses(*arguments: Any) -> tuple[float, float]:
+def mean_losses(*arguments: Any) -> Any:
     die_at("evaluate")
     return original_losses(*arguments)
 

@@ -59,7 +59,8 @@ class ParquetReader:
         del self._first_ND
         while len(rows_ND):
             picked_ND = rows_ND[:, chosen]
-            yield tally.usable_rows(picked_ND, partial(_place, metric_names, first_row, columns))
+            lines = range(first_row, first_row + len(picked_ND))
+            yield tally.usable_rows(picked_ND, partial(_place, metric_names, first_row, columns), lines)
             first_row += len(rows_ND)
             rows_ND = next(self._blocks, rows_ND[:0])
 

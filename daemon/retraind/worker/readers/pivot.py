@@ -46,6 +46,7 @@ class SeriesReader:
         self._codes = samples.codes
         instants_S, self._series_S, self._values_S, self._lines_S = _in_order(samples)
         self._row_S = _rows_of_samples(instants_S, self._series_S, exact=exact)
+        self._instants_N = instants_S[np.flatnonzero(np.diff(self._row_S, prepend=-1))]
         has_value = set(np.unique(self._series_S[~np.isnan(self._values_S)]).tolist())
         self.columns = [Column(printable(name), self._kind(name, has_value)) for name in self._names]
 
@@ -87,7 +88,10 @@ class SeriesReader:
                 line = int(self._lines_S[starts_N[row]]) or start + row + 1
                 return line, None, metric_names[metric]
 
-            yield tally.usable_rows(rows_ND, place)
+            # Rows are in order of time, which the lines need not be: a row is known by its number.
+            numbers = range(start + 1, stop + 1)
+            tally.stamped(numbers, self._instants_N[start:stop])
+            yield tally.usable_rows(rows_ND, place, numbers)
 
 
 def _in_order(samples: Samples) -> tuple[Integers, NDArray[np.int32], Floats, Integers]:

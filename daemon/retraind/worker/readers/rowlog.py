@@ -17,6 +17,9 @@ from retraind.printable import printable
 from retraind.worker.readers.numbers import MAX_MAGNITUDE
 from retraind.worker.readers.tally import Tally
 
+# Without time stamps a scrape is known by its number, of which there are fewer than nanoseconds in a quarter hour.
+EARLIEST_NS = 10**12
+
 
 @dataclass(frozen=True)
 class Row:
@@ -43,6 +46,11 @@ class RowLog(Tally):
 
     def labelled(self, line: int, text: str) -> None:
         self._labels[line] = text
+
+    def stamped(self, lines: Sequence[int], instants_N: NDArray[np.int64]) -> None:
+        texts = np.datetime_as_string(instants_N.astype("datetime64[ns]"), unit="ms", timezone="UTC").tolist()
+        is_time_N = np.abs(instants_N) > EARLIEST_NS
+        self._labels |= {line: text for line, text, is_time in zip(lines, texts, is_time_N, strict=True) if is_time}
 
     def passed(self, line: int) -> None:
         self._passed.append((line, ""))

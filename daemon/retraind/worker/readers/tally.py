@@ -55,6 +55,9 @@ class Tally:
     def labelled(self, line: int, text: str) -> None:
         """Told the text of the column `label` in each row, where one is asked for."""
 
+    def stamped(self, lines: Sequence[int], instants_N: NDArray[np.int64]) -> None:
+        """Told when rows were, in nanoseconds since 1970; small numbers are no times, but numbers of scrapes."""
+
     def passed(self, line: int) -> None:
         """Told of a row that the reader found usable by itself, without `usable_rows`."""
 
