@@ -15,8 +15,13 @@ def make_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
 
     def make(root: Path = tmp_path, **options: object) -> Service:
         root.mkdir(parents=True, exist_ok=True)
-        made.append(Service(root, **options))
-        return made[-1]
+        service = Service(root, **options)
+        # Every version is counted at the end, and a disk of 4 MiB is below any floor.
+        service.settings["models"]["keep"] = None
+        service.settings["limits"] = {"min_free_bytes": 0}
+        service.write_config()
+        made.append(service)
+        return service
 
     yield make
     for service in made:
