@@ -201,6 +201,7 @@ def test_a_crash_loop_ends_and_tells_at_its_end_only(service: Service) -> None:
 def test_a_full_models_directory_keeps_the_weights_and_publishes_once_there_is_room(service: Service) -> None:
     live = service.live()
     service.shell("systemctl stop retraind; mount -t tmpfs -o size=256k,uid=retraind,gid=retraind tmpfs /var/models")
+    service.configure({**QUICK}, limits={"min_free_bytes": 0})
     try:
         service.shell("systemctl start retraind")
         service.says("^idle")
