@@ -73,7 +73,7 @@ def test_arguments_that_make_no_sense_end_with_64_and_one_line_of_reason(argumen
 def test_a_broken_configuration_ends_with_78_whatever_is_asked(verb: str, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("spool: {dri: x}\n")
     files = [str(tmp_path / "c.yaml")] if verb in ("inspect", "train", "score") else []
-    files += ["--all-quarantined"] if verb == "requeue" else []
+    files += {"requeue": ["--all-quarantined"], "hold": ["--all"], "release": ["--all"]}.get(verb, [])
     result = run(verb, *files, "--config", str(tmp_path / "c.yaml"))
     assert result.returncode == 78
     assert result.stderr == f"{tmp_path}/c.yaml:1: spool.dri: unknown key (did you mean spool.dir?)\n"

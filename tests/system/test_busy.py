@@ -53,3 +53,4 @@ def test_ten_minutes_later_no_watchdog_has_struck_and_the_same_job_still_trains(
     assert service.scrape()["retraind_ready"] == 1
     service.shell("systemctl stop retraind")
     assert service.show("Result") == "success"
+    service.shell("systemctl stop 'hog-*'")

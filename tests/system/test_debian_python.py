@@ -18,6 +18,8 @@ def machine(new_machine: Callable[[str], Machine]) -> Machine:
     return made.boot()
 
 
+# When the processors are free again.
+@pytest.mark.last
 @pytest.mark.parametrize("suite", ["tests/unit", "tests/worker", "tests/service/test_end_to_end.py"])
 def test_the_suite_passes_on_debians_python_and_torch(machine: Machine, suite: str) -> None:
     command = f"cd /src/retraind; PYTHONPATH=$PWD/daemon python3 -m pytest -q -p no:cacheprovider {LEFT_OUT} {suite}"
