@@ -85,7 +85,7 @@ def test_a_recovery_that_is_killed_as_well_goes_on_after_the_next_restart(tmp_pa
     rng = random.Random(f"{SEED} recovery")
     # A recovery's own calls come first in its life, right after those of the start: there the second kills are dense.
     firsts = rng.sample(range(1, number + 1), 60 if ALL_POINTS else 12)
-    points = [(first, rng.randint(1, 40)) for first in firsts for _ in range(5 if ALL_POINTS else 1)]
+    points = [(first, second) for first in firsts for second in rng.sample(range(1, 41), 5 if ALL_POINTS else 1)]
     in_lanes(
         points,
         lambda point, zygote: killed_and_started_again(
