@@ -12,7 +12,7 @@ import re
 from retraind.config import DataConfig
 from retraind.errors import DataError
 from retraind.printable import printable
-from retraind.worker.readers.lines import cut_lines
+from retraind.worker.readers.lines import numbered_lines
 from retraind.worker.readers.pivot import SeriesReader
 from retraind.worker.readers.samples import Samples, number_of, series_name
 from retraind.worker.readers.source import Source
@@ -55,15 +55,12 @@ def read_exposition(source: Source, limits: DataConfig) -> SeriesReader:
     """Reads all of it: which series there are is known at the end."""
     samples = Samples(limits)
     scrapes = _Scrapes(samples, limits.max_columns)
-    for block in cut_lines(source, BLOCK_BYTES, limits.max_line_bytes):
-        lines = block.data.decode("utf-8", "surrogateescape").split("\n")[:-1]
-        for number, line in enumerate(lines, block.first_line):
-            text = line.strip(" \t\r")
-            if text.startswith("#"):
-                if text[1:].strip() == "EOF":
-                    scrapes.end()
-            elif text and not (block.is_cut and number == block.first_line + len(lines) - 1):
-                scrapes.add(text, number)
+    for text, number, is_cut in numbered_lines(source, BLOCK_BYTES, limits.max_line_bytes):
+        if text.startswith("#"):
+            if text[1:].strip() == "EOF":
+                scrapes.end()
+        elif text and not is_cut:
+            scrapes.add(text, number)
     return SeriesReader("prometheus", source, samples)
 
 

@@ -11,7 +11,7 @@ import re
 from retraind.config import DataConfig
 from retraind.errors import DataError
 from retraind.printable import printable
-from retraind.worker.readers.lines import cut_lines
+from retraind.worker.readers.lines import numbered_lines
 from retraind.worker.readers.numbers import NUMBER
 from retraind.worker.readers.pivot import SeriesReader
 from retraind.worker.readers.samples import Samples
@@ -48,13 +48,9 @@ def read_line_protocol(source: Source, limits: DataConfig) -> SeriesReader:
     """Reads all of it: which series there are is known at the end."""
     samples = Samples(limits)
     points = _Points(samples, limits.max_columns)
-    for block in cut_lines(source, BLOCK_BYTES, limits.max_line_bytes):
-        lines = block.data.decode("utf-8", "surrogateescape").split("\n")[:-1]
-        for number, line in enumerate(lines, block.first_line):
-            text = line.strip(" \t\r")
-            is_tail = block.is_cut and number == block.first_line + len(lines) - 1
-            if text and not text.startswith("#") and not is_tail:
-                points.add(text, number)
+    for text, number, is_cut in numbered_lines(source, BLOCK_BYTES, limits.max_line_bytes):
+        if text and not text.startswith("#") and not is_cut:
+            points.add(text, number)
     return SeriesReader("influx", source, samples)
 
 

@@ -105,3 +105,12 @@ def _too_long(line: int, length: int, limit: int) -> DataError:
         line=line,
         remedy="end each row with a line feed, or raise data.max_line_bytes",
     )
+
+
+def numbered_lines(source: Content, block_bytes: int, max_line_bytes: int) -> Iterator[tuple[str, int, bool]]:
+    """Each line without blanks around it, its number, and whether the file ends in it: it may go on elsewhere."""
+    for block in cut_lines(source, block_bytes, max_line_bytes):
+        lines = block.data.decode("utf-8", "surrogateescape").split("\n")[:-1]
+        last = block.first_line + len(lines) - 1
+        for number, line in enumerate(lines, block.first_line):
+            yield line.strip(" \t\r"), number, block.is_cut and number == last
