@@ -18,7 +18,7 @@ class Busy:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        service.configure(training={"epochs": ENDLESS}, worker={"max_seconds": 1e6})
+        service.configure(training=ENDLESS, worker={"max_seconds": 1e6})
         service.restart()
         service.says("^idle")
         for number in range(os.cpu_count() or 1):

@@ -28,7 +28,7 @@ def service(machine_service: Service) -> Iterator[Service]:
 
 def endless_job(service: Service, name: str = "endless.csv") -> None:
     """A job that trains until it is stopped or its settings change."""
-    service.reload({**QUICK}, training={"epochs": ENDLESS})
+    service.reload({**QUICK}, training=ENDLESS)
     service.drop(name, rows())
     service.says(f"^training {name}: epoch")
 
@@ -43,7 +43,7 @@ def test_it_starts_to_ready_and_says_what_it_does_in_each_state(service: Service
     service.reload({}, intake={"quiet_seconds": 3600})
     service.drop("slow.csv", rows())
     assert service.says("^waiting for slow.csv to be complete")
-    service.reload({**QUICK}, training={"epochs": ENDLESS})
+    service.reload({**QUICK}, training=ENDLESS)
     assert service.says(r"^training slow.csv: epoch \d+/100000, loss [\d.]+, .* left$")
     shown = service.shell("systemctl status --no-pager retraind")
     assert re.search(r'Status: "training slow.csv: epoch', shown)
@@ -343,7 +343,7 @@ def test_the_worker_runs_under_an_interpreter_of_its_own(service: Service) -> No
     # Without a network: what the second command of the operators page installs is taken from the system here.
     command = re.search(r"^    (python3 -m venv /opt/retraind/torch)$", service.operations(), re.MULTILINE)[1]
     service.shell(f"{command} --system-site-packages --without-pip")
-    service.reload({**QUICK}, worker={"python": "/opt/retraind/torch/bin/python"}, training={"epochs": ENDLESS})
+    service.reload({**QUICK}, worker={"python": "/opt/retraind/torch/bin/python"}, training=ENDLESS)
     checked = service.shell("runuser --user=retraind -- retraind check")
     assert re.search(
         r"worker.python +pass +/opt/retraind/torch/bin/python: Python 3.13.*, torch 2.6.*, no CUDA", checked

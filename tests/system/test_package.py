@@ -148,7 +148,7 @@ def upgraded(install: Callable[[str], Service], newer: Path) -> Service:
 
 
 def test_an_upgrade_with_a_job_running_loses_nothing_and_keeps_an_edited_configuration(upgraded: Service) -> None:
-    upgraded.configure(training={"epochs": ENDLESS}, log={"level": "debug"})
+    upgraded.configure(training=ENDLESS, log={"level": "debug"})
     upgraded.restart()
     upgraded.drop("node-1.csv", rows())
     upgraded.says("^training node-1.csv: epoch")
