@@ -69,6 +69,7 @@ class TrainingReport(Fact, frozen=True, kw_only=True):
     device_name: str
     precision: str
     seed: int
+    heldout_losses: list[float] = []  # after each epoch, of the held-out rows; empty without such rows
     num_skipped_steps: int = 0
     num_resumes: int = 0  # how often it went on from a checkpoint; `seconds` are of training alone, over all attempts
 
@@ -86,6 +87,61 @@ class Threshold(Fact, frozen=True, kw_only=True):
     num_rows: int
 
 
+class Histogram(Fact, frozen=True, kw_only=True):
+    """How often which score came: `counts[i]` scores from `edges[i]` up to `edges[i + 1]`, the last edge included."""
+
+    edges: list[float]
+    counts: list[int]
+
+
+class ScoreSeries(Fact, frozen=True, kw_only=True):
+    """Scores in the order of the rows, thinned: each point is the largest of `rows_per_point` scores."""
+
+    first_row: int  # of the dataset's used rows, from 0
+    rows_per_point: int
+    maxima: list[float]
+
+
+class MetricShare(Fact, frozen=True, kw_only=True):
+    """A metric's part in a row's error, 0 to 1, and how many deviations its value is from the metric's centre."""
+
+    name: str
+    share: float
+    z: float
+
+
+class ScoredRow(Fact, frozen=True, kw_only=True):
+    """A row that stands out: its number among the used rows, from 0, its score, the metrics that make it up."""
+
+    row: int
+    score: float
+    metrics: list[MetricShare]
+
+
+class Comparison(Fact, frozen=True, kw_only=True):
+    """The published model beside the candidate, on the same held-out rows: mean error of either, lower is better."""
+
+    version: str
+    published_error: float
+    candidate_error: float
+
+
+class Criterion(Fact, frozen=True, kw_only=True):
+    """One thing that the gate looked at, with the figures in words."""
+
+    code: str
+    passed: bool
+    message: str
+
+
+class SiblingFile(Fact, frozen=True, kw_only=True):
+    """A file that belongs to a version beside weights.pt and manifest.json."""
+
+    name: str
+    sha256: str
+    num_bytes: int
+
+
 class Evaluation(Fact, frozen=True, kw_only=True):
     """Held-out error. `mean_loss` is what predicting each metric's mean would reach on the same rows.
 
@@ -98,6 +154,11 @@ class Evaluation(Fact, frozen=True, kw_only=True):
     mean_loss: float
     pca_loss: float | None = None
     threshold: Threshold | None = None
+    metric_errors: list[float] = []  # mean squared error of each metric on these rows, in the order of metric_names
+    histogram: Histogram | None = None
+    scores: ScoreSeries | None = None
+    worst_rows: list[ScoredRow] = []
+    comparison: Comparison | None = None
 
 
 class TensorFact(Fact, frozen=True, kw_only=True):
@@ -134,6 +195,7 @@ class Candidate(Fact, frozen=True, kw_only=True):
     tensors: list[TensorFact]
     expected: list[TensorFact]
     versions: dict[str, str]
+    siblings: list[SiblingFile] = []
 
 
 class Manifest(Fact, frozen=True, kw_only=True):
@@ -154,6 +216,8 @@ class Manifest(Fact, frozen=True, kw_only=True):
     training: TrainingReport
     evaluation: Evaluation
     versions: dict[str, str]
+    siblings: list[SiblingFile] = []
+    gate: list[Criterion] = []
     schema: int = 1
 
 
