@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,49 +32,65 @@ class Damaged(ModelError):
 
 
 class Live(NamedTuple):
-    """One version: `weights` are the bytes of weights.pt, for torch.load(io.BytesIO(weights), weights_only=True)."""
+    """One version: `weights` are the bytes of weights.pt, for torch.load(io.BytesIO(weights), weights_only=True).
+
+    `files` has the bytes of those further files of the version that were asked for, by name.
+    """
 
     version: str
     weights: bytes
     manifest: dict[str, Any]
+    files: dict[str, bytes]
 
 
-def open_live(models_dir: str | os.PathLike[str], name: str = "telemetry_autoencoder") -> Live:
-    """The version that is live now. Raises NotPublished, Damaged, and OSError such as PermissionError unchanged."""
+def open_live(
+    models_dir: str | os.PathLike[str], name: str = "telemetry_autoencoder", files: Collection[str] = ()
+) -> Live:
+    """The version that is live now, with those of `files` that it has: the manifest's `siblings` name all.
+
+    Raises NotPublished, Damaged, and OSError such as PermissionError unchanged.
+    """
     home = Path(models_dir) / name
     pause = _FIRST_PAUSE_SECONDS
     for _ in range(_NUM_TRIES - 1):
         try:
-            return _read(home)
+            return _read(home, files)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
             time.sleep(pause)
             pause *= 2
     try:
-        return _read(home)
+        return _read(home, files)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ESTALE):
             raise
         raise NotPublished(f"{home}: nothing is published there: {error.strerror}: {error.filename}") from error
 
 
-def _read(home: Path) -> Live:
+def _read(home: Path, wanted: Collection[str]) -> Live:
     path = home / (home / "current").readlink()  # the one look at what is live
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        text, weights = (_bytes(name, directory) for name in ("manifest.json", "weights.pt"))
+        manifest, expected = _manifest(path, _bytes("manifest.json", directory), wanted)
+        files = {name: _bytes(name, directory) for name in expected}
     finally:
         os.close(directory)
+    for name, data in files.items():
+        found = hashlib.sha256(data).hexdigest()
+        if found != expected[name]:  # torch does not notice a flipped bit
+            raise Damaged(f"{path} is damaged: {name} has sha256 {found}, {expected[name]} was published")
+    return Live(path.name, files.pop("weights.pt"), manifest, files)
+
+
+def _manifest(path: Path, text: bytes, wanted: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The manifest, and the sha256 of each file that is to be read."""
     try:
         manifest = json.loads(text)
-        expected = manifest["weights_sha256"]
-    except (ValueError, KeyError, TypeError) as error:
+        siblings = {one["name"]: one["sha256"] for one in manifest.get("siblings", []) if one["name"] in wanted}
+        return manifest, {**siblings, "weights.pt": manifest["weights_sha256"]}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{path}: manifest.json can not be read: {error}") from error
-    found = hashlib.sha256(weights).hexdigest()
-    if found != expected:  # torch does not notice a flipped bit
-        raise Damaged(f"{path} is damaged: weights.pt has sha256 {found}, {expected} was published")
-    return Live(path.name, weights, manifest)
 
 
 def _bytes(name: str, directory: int) -> bytes:

@@ -9,6 +9,11 @@ import msgspec
 
 # Problems of single rows that a report lists in full; beyond that they are only counted.
 MAX_PROBLEMS = 20
+# What a worker may put beside its weights: enough for whatever uses a model, little enough to be held in memory.
+MAX_SIBLINGS = 16
+MAX_SIBLING_BYTES = 8 * 2**20
+# Names that a version's directory gives to files of the supervisor's own.
+OWN_NAMES = ("weights.pt", "manifest.json", "report.html")
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,11 +140,31 @@ class Criterion(Fact, frozen=True, kw_only=True):
 
 
 class SiblingFile(Fact, frozen=True, kw_only=True):
-    """A file that belongs to a version beside weights.pt and manifest.json."""
+    """A file that belongs to a version beside weights.pt and manifest.json; a worker's are bounded, see `unfit`."""
 
     name: str
     sha256: str
     num_bytes: int
+
+
+def unfit(siblings: list[SiblingFile]) -> str:
+    """Why a worker's files can not lie beside its weights, in words; empty when they can.
+
+    A name becomes a path in the models directory: plain, short, not hidden, and nobody else's.
+    """
+    names = [sibling.name for sibling in siblings]
+    if len(names) > MAX_SIBLINGS or len(set(names)) < len(names):
+        return f"at most {MAX_SIBLINGS} files of different names may lie beside the weights, not {len(names)}"
+    for sibling in siblings:
+        name = sibling.name
+        is_plain = name.isascii() and name.replace("_", "a").replace("-", "a").replace(".", "a").isalnum()
+        if not is_plain or name.startswith(".") or len(name) > 100:
+            return f"{ascii(name)[:120]} must be a plain name: letters, digits and _.- only, not hidden"
+        if name in OWN_NAMES or name.endswith(".sig"):
+            return f"{name} is a name that a version keeps for a file of its own"
+        if not 0 <= sibling.num_bytes <= MAX_SIBLING_BYTES:
+            return f"{name} has {sibling.num_bytes} bytes, at most {MAX_SIBLING_BYTES} may lie beside the weights"
+    return ""
 
 
 class Evaluation(Fact, frozen=True, kw_only=True):
@@ -182,7 +207,7 @@ class Candidate(Fact, frozen=True, kw_only=True):
     """A trained model on offer: the facts that the gate judges and the manifest keeps.
 
     The weights lie beside it as weights.pt; `weights_sha256` is of that file's bytes. `tensors` was read back from
-    them, `expected` is what the architecture prescribes.
+    them, `expected` is what the architecture prescribes. `siblings` lie there too, under their names.
     """
 
     weights_sha256: str
@@ -241,4 +266,5 @@ def manifest_of(
         training=candidate.training,
         evaluation=candidate.evaluation,
         versions=candidate.versions,
+        siblings=candidate.siblings,
     )

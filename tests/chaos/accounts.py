@@ -75,12 +75,14 @@ def lying(service: Service) -> Counter[str]:
 
 
 def versions(service: Service) -> list[dict[str, object]]:
-    """The manifest of every version, each held against its weights, in order."""
+    """The manifest of every version, each held against its files, in order."""
     found = []
     for directory in (service.models / "telemetry_autoencoder" / "versions").iterdir():
         manifest = json.loads((directory / "manifest.json").read_text())
         assert manifest["version"] == directory.name
         assert sha256((directory / "weights.pt").read_bytes()) == manifest["weights_sha256"], directory
+        for sibling in manifest["siblings"]:
+            assert sha256((directory / sibling["name"]).read_bytes()) == sibling["sha256"], directory / sibling["name"]
         found.append(manifest)
     return sorted(found, key=lambda manifest: manifest["sequence"])
 

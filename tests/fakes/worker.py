@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 PR_SET_PDEATHSIG = 1
+SIBLING = "extra.bin"  # what is published beside the weights
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 order_path = Path(sys.argv[-1])
 order = json.loads(order_path.read_text())
@@ -80,6 +81,9 @@ def candidate() -> dict[str, object]:
         },
         "evaluation": {"num_heldout_rows": 1, "heldout_loss": 0.5, "mean_loss": 1.0},
         "tensors": tensors, "expected": [{**tensors[0], "is_finite": True}], "versions": {"retraind": "fake"},
+        "siblings": [
+            {"name": SIBLING, "sha256": hashlib.sha256(sibling()).hexdigest(), "num_bytes": len(sibling())},
+        ],
     }  # fmt: skip
 
 
@@ -89,6 +93,10 @@ def dataset() -> dict[str, object]:
         "num_bytes": len(data), "format": "csv", "num_rows": 10, "num_dropped": {"missing": 1},
         "metric_names": ["m"], "ignored_columns": [],
     }  # fmt: skip
+
+
+def sibling() -> bytes:
+    return b"of " + data
 
 
 def leave(name: str, content: bytes) -> None:
@@ -154,5 +162,6 @@ if behaviour in ("hold", "stubborn"):
 if behaviour == "slow":
     hold(time.monotonic() + 0.5)
 leave("weights.pt", data)
+leave(SIBLING, sibling())
 leave("candidate.json", json.dumps(candidate()).encode())
 send("finished", weights_sha256=hashlib.sha256(data).hexdigest(), peak_bytes=1)

@@ -12,6 +12,7 @@ from harness import Service
 
 from retraind.job import FINAL_STATES, Job, JobState
 from retraind.report import Manifest
+from retraind.supervisor.versions import damage, version_dirs
 
 NAME = "telemetry_autoencoder"
 
@@ -80,6 +81,7 @@ def check_disk(service: Service, dropped: dict[str, bytes], published: set[str])
     wanted = Counter(hashlib.sha256(dropped[name]).hexdigest() for name in published)
     assert Counter(version.dataset.sha256 for version in versions) == wanted, "each content published exactly once"
     assert [version.sequence for version in versions] == list(range(1, len(versions) + 1))
+    assert [damage(path) for path in version_dirs(service.models / NAME)] == [""] * len(versions), "every file whole"
     assert {version.version for version in versions} == {job.version for job in jobs if job.version}
     live = consumer_sees(service.models)
     assert (live.sequence if live else 0) == len(versions)

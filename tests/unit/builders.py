@@ -62,6 +62,17 @@ def make_candidate(weights: bytes = b"weights", **changes: Any) -> Candidate:
     return Candidate(**{**values, **changes})
 
 
+def leave_siblings(work_dir: Path, files: dict[str, bytes]) -> list[report.SiblingFile]:
+    """What a worker leaves beside its weights, and says of it."""
+    work_dir.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        (work_dir / name).write_bytes(data)
+    return [
+        report.SiblingFile(name=name, sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
+        for name, data in files.items()
+    ]
+
+
 def leave_candidate(work_dir: Path, weights: bytes = b"weights") -> Candidate:
     """What a worker that has finished leaves in its work directory."""
     candidate = make_candidate(weights)

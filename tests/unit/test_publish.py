@@ -17,7 +17,8 @@ from disk_faults import CODES, DiskFault, any_change, synced
 from retraind import fsio
 from retraind.errors import PublishError
 from retraind.report import Manifest
-from retraind.supervisor.publish import CandidateDamaged, Publisher
+from retraind.supervisor.build import CandidateDamaged
+from retraind.supervisor.publish import Publisher
 from retraind.supervisor.versions import list_versions, read_manifest, version_dirs
 
 NAME = "telemetry_autoencoder"

@@ -22,8 +22,9 @@ from retraind.job import Job, JobState, Order
 from retraind.printable import printable
 from retraind.report import Candidate, Manifest
 from retraind.supervisor import gate, schedule, status
+from retraind.supervisor.build import CandidateDamaged
 from retraind.supervisor.child import Child, Outcome
-from retraind.supervisor.publish import WAIT_SECONDS, CandidateDamaged, Publisher
+from retraind.supervisor.publish import WAIT_SECONDS, Publisher
 
 EXIT_REJECTED = 1
 

@@ -14,11 +14,12 @@ from retraind.errors import PublishError
 from retraind.job import Job, JobState, Reason, advance
 from retraind.report import Candidate
 from retraind.supervisor import gate
+from retraind.supervisor.build import CandidateDamaged
 from retraind.supervisor.history import sequence_of
 from retraind.supervisor.hook import Hook
 from retraind.supervisor.ledger import Ledger
 from retraind.supervisor.metrics import Metrics
-from retraind.supervisor.publish import CandidateDamaged, Publisher
+from retraind.supervisor.publish import Publisher
 from retraind.supervisor.spool import Spool
 
 log = logging.getLogger(__name__)

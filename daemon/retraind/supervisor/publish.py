@@ -2,7 +2,7 @@
 
     <dir>/<name>.pt -> <name>/current/weights.pt      the path that consumers know
     <dir>/<name>/current -> versions/000042-3f2a...   ONE rename of this link publishes, or rolls back
-    <dir>/<name>/versions/000042-3f2a.../             weights.pt, manifest.json, its .sig: read-only, never changed
+    <dir>/<name>/versions/000042-3f2a.../             what `build` makes: read-only, never changed
     <dir>/<name>/history.json                         what was live when, and what is pinned
 
 If power fails before that rename the old version is live and a hidden left-over is swept later; after it, the new
@@ -13,7 +13,6 @@ import errno
 import fcntl
 import logging
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -27,9 +26,9 @@ from retraind import fsio, typed_json
 from retraind.errors import PublishError, UsageError
 from retraind.report import Candidate, Manifest, manifest_of
 from retraind.supervisor import history as past
+from retraind.supervisor.build import DIR_MODE, NEW, build
 from retraind.supervisor.history import History
 from retraind.supervisor.known_path import put_in_place, refuse_link, require_ours, taken
-from retraind.supervisor.sign import signature_of
 from retraind.supervisor.versions import (
     HISTORY_NAME,
     damage,
@@ -43,18 +42,12 @@ from retraind.supervisor.versions import (
 
 log = logging.getLogger(__name__)
 
-_DIR_MODE = 0o755  # consumers are other users: readable whatever the service's umask
-_FILE_MODE = 0o444
-_NEW, _OLD = ".new-", ".old-"  # half built, and half removed: swept
+_OLD = ".old-"  # half removed: swept, as what is half built is
 # What is beyond it waits for the next publication: an upgrade meets thousands of versions.
 _REMOVED_AT_ONCE = 100
 _LOCK_POLL_SECONDS = 0.05
 # How long a command waits for the service: longer than a publication takes with its signature.
 WAIT_SECONDS = 15.0
-
-
-class CandidateDamaged(Exception):
-    """The weights in the work directory are not those that were measured."""
 
 
 class Publisher:
@@ -74,11 +67,11 @@ class Publisher:
     def open(self) -> None:
         """Creates what is missing and sweeps what a crash left half built. Raises PublishError when it can not."""
         with self._faults():
-            fsio.make_dir(self.models_dir, _DIR_MODE)
+            fsio.make_dir(self.models_dir, DIR_MODE)
             with fsio.as_owner_of(self.models_dir):
                 for path in (self.home, self.versions_dir):
                     refuse_link(path)
-                    fsio.make_dir(path, _DIR_MODE)
+                    fsio.make_dir(path, DIR_MODE)
             with self._lock():
                 self._sweep()
         self.check()
@@ -107,9 +100,11 @@ class Publisher:
     ) -> Manifest:
         """Makes the candidate the live version; when it returns, the commit is done. Repeating it is harmless.
 
+        Its weights lie at `weights`, its other files beside them.
+
         A version that was live before, or that is older than one that was, is left as it is: a job that is published
         again after a crash must not undo a rollback. `sign` is a program that signs the manifest. Raises
-        CandidateDamaged when the weights are not those that were measured, PublishError when the machine or the
+        CandidateDamaged when a file is not the one that was measured, PublishError when the machine or the
         signing fails; the version that was live stays live, whole.
         """
         with self._faults():
@@ -120,7 +115,7 @@ class Publisher:
             history = self._history(now)
             manifest = self._find(job_id, sign)
             if manifest is None:
-                manifest = self._build(candidate, data, job_id, now, history.last_sequence, sign)
+                manifest = self._build(candidate, data, weights.parent, job_id, now, history.last_sequence, sign)
             else:
                 fsio.fsync_dir(self.versions_dir)
             if self.live_version() != manifest.version and manifest.sequence <= past.newest(history):
@@ -187,7 +182,7 @@ class Publisher:
 
     def _sweep(self) -> None:
         """What a crash left half built or half removed: nobody but the holder of the lock makes such names."""
-        for prefix in (_NEW, _OLD):
+        for prefix in (NEW, _OLD):
             for path in self.versions_dir.glob(f"{prefix}*"):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
@@ -220,34 +215,20 @@ class Publisher:
         return None
 
     def _build(
-        self, candidate: Candidate, data: bytes, job_id: str, now: datetime, last_sequence: int, sign: Sequence[str]
+        self,
+        candidate: Candidate,
+        data: bytes,
+        work_dir: Path,
+        job_id: str,
+        now: datetime,
+        last_sequence: int,
+        sign: Sequence[str],
     ) -> Manifest:
-        if fsio.sha256_of_bytes(data) != candidate.weights_sha256:
-            raise CandidateDamaged(f"weights of job {job_id} changed after they were measured")
         found = (past.sequence_of(path.name) for path in version_dirs(self.home))
         sequence = 1 + max([last_sequence, *found])
         version = f"{sequence:06d}-{candidate.weights_sha256[:12]}"
         manifest = manifest_of(candidate, version, sequence, self.name, job_id, now)
-        # A fresh name each time: a file whose fsync failed is never trusted again.
-        hidden = self.versions_dir / f"{_NEW}{version}-{secrets.token_hex(4)}"
-        try:
-            hidden.mkdir()
-            text = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
-            fsio.write_new(hidden / "weights.pt", data, mode=_FILE_MODE)
-            fsio.write_new(hidden / "manifest.json", text, mode=_FILE_MODE)
-            if sign:
-                signature = signature_of(hidden / "manifest.json", sign)
-                fsio.write_new(hidden / "manifest.json.sig", signature, mode=_FILE_MODE)
-            hidden.chmod(_DIR_MODE)
-            fsio.fsync_dir(hidden)
-            if fsio.sha256_of(hidden / "weights.pt") != candidate.weights_sha256:
-                raise OSError(errno.EIO, "read back other bytes than were written", str(hidden))
-            hidden.rename(self.versions_dir / version)
-            fsio.fsync_dir(self.versions_dir)
-        except BaseException:
-            for path in (hidden, self.versions_dir / version):  # no link leads there yet
-                shutil.rmtree(path, ignore_errors=True)
-            raise
+        build(self.versions_dir / version, manifest, data, work_dir, sign)
         return manifest
 
     def _switch(self, history: History, before: History) -> None:

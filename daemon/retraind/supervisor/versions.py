@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 
 from retraind import fsio, typed_json
-from retraind.report import Manifest
+from retraind.report import Manifest, SiblingFile
 from retraind.supervisor.history import History, sequence_of
 
 _VERSION = re.compile(r"[0-9]{6,}-[0-9a-f]{12}")
@@ -73,6 +73,12 @@ def read_history(home: Path) -> History:
     return typed_json.decode(data, History)
 
 
+def files_of(manifest: Manifest) -> list[SiblingFile]:
+    """Every file whose digest the manifest holds."""
+    weights = SiblingFile(name="weights.pt", sha256=manifest.weights_sha256, num_bytes=manifest.weights_bytes)
+    return [weights, *manifest.siblings]
+
+
 def damage(version_dir: Path) -> str:
     """What is wrong with a version in words, empty when nothing is. Reads all of it: not for the service's loop."""
     manifest = read_manifest(version_dir)
@@ -80,16 +86,18 @@ def damage(version_dir: Path) -> str:
         return "manifest.json is missing or damaged"
     if manifest.version != version_dir.name:
         return f"manifest.json is of {manifest.version}"
-    path = version_dir / "weights.pt"
+    return next(filter(None, (_file_damage(version_dir, file) for file in files_of(manifest))), "")
+
+
+def _file_damage(version_dir: Path, file: SiblingFile) -> str:
+    path, name = version_dir / file.name, file.name
     try:
         info = path.lstat()
         if not stat.S_ISREG(info.st_mode):
-            return "weights.pt is not a file"
-        if info.st_size != manifest.weights_bytes:
-            return f"weights.pt has {info.st_size} bytes, the manifest says {manifest.weights_bytes}"
+            return f"{name} is not a file"
+        if info.st_size != file.num_bytes:
+            return f"{name} has {info.st_size} bytes, the manifest says {file.num_bytes}"
         found = fsio.sha256_of(path)
     except OSError as error:
-        return f"weights.pt: {error.strerror}"
-    if found != manifest.weights_sha256:
-        return f"weights.pt has sha256 {found}, the manifest says {manifest.weights_sha256}"
-    return ""
+        return f"{name}: {error.strerror}"
+    return "" if found == file.sha256 else f"{name} has sha256 {found}, the manifest says {file.sha256}"
