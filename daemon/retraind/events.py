@@ -8,7 +8,7 @@ not know; a line that is not an envelope raises ProtocolError.
 import msgspec
 
 from retraind import typed_json
-from retraind.report import Dataset
+from retraind.report import Check, Dataset
 
 PROTOCOL = 1
 # The longest legal line: `ingested` names every column, a constant one twice, and a header may be 1 MiB of names.
@@ -38,15 +38,6 @@ class Stage(Event, frozen=True, kw_only=True):
     """A stage begins: preflight, ingest, import, train, evaluate."""
 
     name: str
-
-
-class Check(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One preflight check: a name of CHECKS, a status of CHECK_STATUSES."""
-
-    name: str
-    status: str
-    message: str
-    remedy: str = ""
 
 
 class Checked(Event, frozen=True, kw_only=True):

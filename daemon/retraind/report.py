@@ -3,6 +3,7 @@
 Plain typed facts that cross the process border as JSON and end in a version's manifest. No I/O, no clock.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
@@ -18,6 +19,15 @@ OWN_NAMES = ("weights.pt", "manifest.json", "report.html")
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """Base of everything here."""
+
+
+class Check(Fact, frozen=True, kw_only=True, omit_defaults=True):
+    """One preflight check: a name of events.CHECKS, a status of events.CHECK_STATUSES."""
+
+    name: str
+    status: str
+    message: str
+    remedy: str = ""
 
 
 class IgnoredColumn(Fact, frozen=True, kw_only=True):
@@ -221,6 +231,7 @@ class Candidate(Fact, frozen=True, kw_only=True):
     expected: list[TensorFact]
     versions: dict[str, str]
     siblings: list[SiblingFile] = []
+    checks: list[Check] = []
 
 
 class Manifest(Fact, frozen=True, kw_only=True):
@@ -243,11 +254,18 @@ class Manifest(Fact, frozen=True, kw_only=True):
     versions: dict[str, str]
     siblings: list[SiblingFile] = []
     gate: list[Criterion] = []
+    checks: list[Check] = []  # what the preflight of its training found
     schema: int = 1
 
 
 def manifest_of(
-    candidate: Candidate, version: str, sequence: int, model_name: str, job: str, now: datetime
+    candidate: Candidate,
+    version: str,
+    sequence: int,
+    model_name: str,
+    job: str,
+    now: datetime,
+    gate: Sequence[Criterion] = (),
 ) -> Manifest:
     """The manifest of a candidate that becomes a version."""
     return Manifest(
@@ -267,4 +285,6 @@ def manifest_of(
         evaluation=candidate.evaluation,
         versions=candidate.versions,
         siblings=candidate.siblings,
+        checks=candidate.checks,
+        gate=list(gate),
     )

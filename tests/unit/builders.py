@@ -84,7 +84,7 @@ def leave_candidate(work_dir: Path, weights: bytes = b"weights") -> Candidate:
 
 def make_events() -> list[events.Event]:
     """One event of each kind, every field in use."""
-    check = events.Check(name="host.disk", status="warn", message="900 MiB free", remedy="make room")
+    check = report.Check(name="host.disk", status="warn", message="900 MiB free", remedy="make room")
     problem = report.Problem(line=7, reason="missing", column=2, text="n/a")
     return [
         events.Hello(pid=4321, python="3.13.5"),

@@ -8,8 +8,8 @@ import pytest
 from builders import make_candidate, make_dataset, make_tensors
 
 from retraind.config import GateConfig
-from retraind.report import Candidate, Evaluation, ModelShape, Scaler, TensorFact
-from retraind.supervisor.gate import judge
+from retraind.report import Candidate, Criterion, Evaluation, ModelShape, Scaler, SiblingFile, TensorFact
+from retraind.supervisor.gate import judge, objections
 
 NO_LIMIT = GateConfig()
 
@@ -21,12 +21,16 @@ def with_tensor(number: int, **changes: object) -> Candidate:
     return make_candidate(tensors=tensors)
 
 
+def against(candidate: Candidate, config: GateConfig) -> list[Criterion]:
+    return objections(judge(candidate, config))
+
+
 def with_loss(loss: float) -> Candidate:
     return make_candidate(evaluation=Evaluation(num_heldout_rows=1, heldout_loss=loss, mean_loss=1.0))
 
 
 def test_a_good_candidate_has_nothing_against_it() -> None:
-    assert judge(make_candidate(), NO_LIMIT) == []
+    assert against(make_candidate(), NO_LIMIT) == []
 
 
 @pytest.mark.parametrize(
@@ -48,12 +52,13 @@ def test_a_good_candidate_has_nothing_against_it() -> None:
         (make_candidate(scaler=Scaler(centre=[0.0, 0.0], scale=[1.0, 0.0])), "non_finite_weights", "scaler"),
         (make_candidate(scaler=Scaler(centre=[0.0, 0.0], scale=[1.0, -1.0])), "non_finite_weights", "scaler"),
         (make_candidate(scaler=Scaler(centre=[0.0, 0.0], scale=[1.0, math.nan])), "non_finite_weights", "scaler"),
+        (make_candidate(siblings=[SiblingFile(name="../x", sha256="", num_bytes=1)]), "wrong_files", "'../x'"),
         (with_loss(math.nan), "non_finite_loss", "nan"),
         (with_loss(math.inf), "non_finite_loss", "inf"),
     ],
 )
 def test_one_wrong_fact_rejects_the_candidate_and_is_named(candidate: Candidate, code: str, words: str) -> None:
-    (reason,) = judge(candidate, NO_LIMIT)
+    (reason,) = against(candidate, NO_LIMIT)
     assert reason.code == code
     assert words in reason.message
 
@@ -61,7 +66,7 @@ def test_one_wrong_fact_rejects_the_candidate_and_is_named(candidate: Candidate,
 def test_a_tensor_too_many_is_wrong_too() -> None:
     """A compiled or wrapped model names its tensors otherwise: the guide's class could not load them."""
     tensors = [*make_tensors(), TensorFact(name="module.extra", shape=[1], dtype="float32", is_finite=True)]
-    (reason,) = judge(make_candidate(tensors=tensors), NO_LIMIT)
+    (reason,) = against(make_candidate(tensors=tensors), NO_LIMIT)
     assert reason.message.startswith("module.extra: the file has ([1], 'float32')")
 
 
@@ -70,12 +75,12 @@ def test_a_tensor_too_many_is_wrong_too() -> None:
     [(0.5, 0.6, True), (0.5, 0.5, True), (0.5, 0.4, False), (0.0, 1e-9, True), (1e9, None, True)],
 )
 def test_the_limit_on_the_held_out_loss_is_the_operators(loss: float, limit: float | None, *, accepted: bool) -> None:
-    reasons = judge(with_loss(loss), GateConfig(max_heldout_loss=limit))
+    reasons = against(with_loss(loss), GateConfig(max_heldout_loss=limit))
     assert [reason.code for reason in reasons] == ([] if accepted else ["loss_above_limit"])
 
 
 def test_a_loss_that_is_no_number_is_not_compared_with_the_limit() -> None:
-    (reason,) = judge(with_loss(math.nan), GateConfig(max_heldout_loss=0.1))
+    (reason,) = against(with_loss(math.nan), GateConfig(max_heldout_loss=0.1))
     assert reason.code == "non_finite_loss"
 
 
@@ -92,21 +97,21 @@ def test_a_model_that_is_no_better_than_the_mean_is_rejected(
     loss: float, mean_loss: float, num_rows: int, *, accepted: bool
 ) -> None:
     evaluation = Evaluation(num_heldout_rows=num_rows, heldout_loss=loss, mean_loss=mean_loss)
-    reasons = judge(make_candidate(evaluation=evaluation), NO_LIMIT)
+    reasons = against(make_candidate(evaluation=evaluation), NO_LIMIT)
     assert [reason.code for reason in reasons] == ([] if accepted else ["worse_than_mean"])
-    assert judge(make_candidate(evaluation=evaluation), GateConfig(worse_than_mean="publish")) == []
+    assert against(make_candidate(evaluation=evaluation), GateConfig(worse_than_mean="publish")) == []
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:
     tensors = [msgspec.structs.replace(tensor, is_finite=False) for tensor in make_tensors()]
     evaluation = Evaluation(num_heldout_rows=1, heldout_loss=math.inf, mean_loss=1.0)
-    codes = [reason.code for reason in judge(make_candidate(tensors=tensors, evaluation=evaluation), NO_LIMIT)]
+    codes = [reason.code for reason in against(make_candidate(tensors=tensors, evaluation=evaluation), NO_LIMIT)]
     assert codes == ["non_finite_weights", "non_finite_weights", "non_finite_loss"]
 
 
 @pytest.mark.parametrize("change", [lambda tensors: tensors[::-1], lambda tensors: list(tensors)])
 def test_the_order_of_tensors_does_not_matter(change: Callable[[list[TensorFact]], list[TensorFact]]) -> None:
-    assert judge(make_candidate(tensors=change(make_tensors())), NO_LIMIT) == []
+    assert against(make_candidate(tensors=change(make_tensors())), NO_LIMIT) == []
 
 
 def test_losses_that_json_can_not_hold_come_back_as_none_and_are_refused_on_reading() -> None:
@@ -114,3 +119,39 @@ def test_losses_that_json_can_not_hold_come_back_as_none_and_are_refused_on_read
     data = msgspec.json.encode(with_loss(math.nan))
     with pytest.raises(msgspec.ValidationError, match="heldout_loss"):
         msgspec.json.decode(data, type=Candidate)
+
+
+def test_what_passed_is_told_with_its_figures_in_the_order_in_which_it_was_looked_at() -> None:
+    evaluation = Evaluation(num_heldout_rows=1000, heldout_loss=0.25, mean_loss=1.0)
+    siblings = [SiblingFile(name="window.json", sha256="ab" * 32, num_bytes=1)]
+    criteria = judge(make_candidate(evaluation=evaluation, siblings=siblings), GateConfig(max_heldout_loss=0.5))
+    assert all(criterion.passed for criterion in criteria)
+    assert [criterion.code for criterion in criteria] == [
+        "wrong_tensors", "wrong_tensors", "wrong_files", "non_finite_weights", "non_finite_weights", "non_finite_loss",
+        "loss_above_limit", "worse_than_mean",
+    ]  # fmt: skip
+    messages = " / ".join(criterion.message for criterion in criteria)
+    for words in (
+        "the 2 tensors",
+        "the 2 metrics",
+        "that belong to the model: 1",
+        "0.25 is not above",
+        "0.25 is below 1, which",
+    ):
+        assert words in messages
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "why"),
+    [
+        ({"num_heldout_rows": 999}, NO_LIMIT, "999 rows are held out, 1000 are needed"),
+        ({"mean_loss": 0.0}, NO_LIMIT, "nothing moves"),
+        ({}, GateConfig(worse_than_mean="publish"), "gate.worse_than_mean is publish"),
+    ],
+)
+def test_a_comparison_that_could_not_be_made_says_why(changes: dict[str, float], config: GateConfig, why: str) -> None:
+    evaluation = Evaluation(**{"num_heldout_rows": 1000, "heldout_loss": 0.5, "mean_loss": 1.0, **changes})
+    *_, last = judge(make_candidate(evaluation=evaluation), config)
+    assert (last.code, last.passed) == ("worse_than_mean", True)
+    assert "not compared" in last.message
+    assert why in last.message

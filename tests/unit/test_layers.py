@@ -49,7 +49,7 @@ DOORS = {
     "msgspec": ("",),
 }  # fmt: skip
 # The vocabulary does no I/O and reads no clock; Path and datetime are its words, not its deeds.
-VOCABULARY_IMPORTS = {"enum", "typing", "datetime", "pathlib", "hashlib", "msgspec"}
+VOCABULARY_IMPORTS = {"enum", "typing", "datetime", "pathlib", "hashlib", "msgspec", "collections"}
 
 
 def layer_of(module: str) -> str:

@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from retraind import events
 from retraind.errors import QUARANTINE_CODES, Disposition
-from retraind.report import Evaluation, Manifest
+from retraind.report import Check, Evaluation, Manifest
 from retraind.supervisor import faults, metrics
 from retraind.supervisor.intake import Entry, Scan
 from retraind.supervisor.metrics import DIRECTORIES, FAULTS, Metrics, Space
@@ -168,8 +168,8 @@ def test_words_that_are_in_no_table_make_no_series(told: Metrics) -> None:
     told.job_ended("quarantined", "malformed", 0.0)
     told.retried(Disposition.QUARANTINE)
     told.progress(make_progress(device="tpu"))
-    told.checked([events.Check(name="unheard_of", status="fail", message="")])
-    told.checked([events.Check(name="host.cpu", status="unheard_of", message="")])
+    told.checked([Check(name="unheard_of", status="fail", message="")])
+    told.checked([Check(name="host.cpu", status="unheard_of", message="")])
     told.worker_ended("finished", 0)
     after = samples(told)
     assert after.keys() == before.keys()
@@ -258,12 +258,12 @@ def test_what_an_operator_holds_and_what_left_done_is_told(told: Metrics) -> Non
 
 def test_the_last_preflight_says_one_thing_of_each_check(told: Metrics) -> None:
     before = samples(told)
-    gpu = events.Check(name="gpu.present", status="fail", message="")
-    told.checked([gpu, events.Check(name="host.disk", status="warn", message="")])
+    gpu = Check(name="gpu.present", status="fail", message="")
+    told.checked([gpu, Check(name="host.disk", status="warn", message="")])
     assert rises(told, before) == {
         'preflight_check{check="gpu.present",status="fail"}': 1, 'preflight_check{check="host.disk",status="warn"}': 1,
     }  # fmt: skip
-    passed = events.Check(name="gpu.present", status="pass", message="")
+    passed = Check(name="gpu.present", status="pass", message="")
     for shown in scrapes_at_every_line(told, lambda: told.checked([passed])):
         assert sum(value for series, value in shown.items() if "gpu.present" in series) == 1
     assert rises(told, before) == {'preflight_check{check="gpu.present",status="pass"}': 1}

@@ -16,7 +16,7 @@ from disk_faults import CODES, DiskFault, any_change, synced
 
 from retraind import fsio
 from retraind.errors import PublishError
-from retraind.report import Manifest
+from retraind.report import Check, Criterion, Manifest
 from retraind.supervisor.build import CandidateDamaged
 from retraind.supervisor.publish import Publisher
 from retraind.supervisor.versions import list_versions, read_manifest, version_dirs
@@ -99,6 +99,16 @@ def test_the_manifest_holds_what_was_measured(publisher: Publisher) -> None:
     text = json.loads((publisher.current / "manifest.json").read_text())
     assert text["published_at"] == "2026-11-30T22:52:12Z"
     assert text["schema"] == 1
+
+
+def test_the_manifest_keeps_what_preflight_and_gate_looked_at(publisher: Publisher, tmp_path: Path) -> None:
+    (tmp_path / "one.pt").write_bytes(b"one")
+    checks = [Check(name="host.disk", status="warn", message="900 MiB free", remedy="make room")]
+    criteria = [Criterion(code="non_finite_weights", passed=True, message="every weight is finite")]
+    publisher.publish(make_candidate(b"one", checks=checks), tmp_path / "one.pt", JOB_ID, NOW, gate=criteria)
+    manifest = publisher.live()
+    assert manifest is not None
+    assert (manifest.gate, manifest.checks) == (criteria, checks)
 
 
 def test_the_next_publication_becomes_live_and_the_old_one_stays_as_it_was(publisher: Publisher) -> None:

@@ -149,6 +149,7 @@ def test_a_job_ends_with_a_candidate_on_disk_that_a_consumer_can_load(supervisor
     assert candidate.dataset.metric_names == [f"metric_{index}" for index in range(5)]
     assert candidate.versions["torch"] == torch.__version__
     assert candidate.versions["retraind"] == retraind.__version__
+    assert [candidate.checks] == [event.checks for event in supervisor.events if isinstance(event, events.Checked)]
     loaded = model.build(5, seed=1)
     loaded.load_state_dict(torch.load(io.BytesIO(data), weights_only=True), strict=True)
     # The cache of rows is gone: what is left is the result.

@@ -13,8 +13,8 @@ from pathlib import Path
 from retraind.commands import interpreter, screen
 from retraind.config import Config, split_address
 from retraind.errors import ConfigError, HostError
-from retraind.events import Check
 from retraind.locks import is_locked
+from retraind.report import Check
 from retraind.supervisor import web_guard
 from retraind.worker import preflight as worker_preflight
 

@@ -12,7 +12,7 @@ import msgspec
 
 from retraind import typed_json
 from retraind.config import Config
-from retraind.events import Check
+from retraind.report import Check
 from retraind.worker import preflight
 from retraind.worker.preflight import MIN_PYTHON, MIN_TORCH
 

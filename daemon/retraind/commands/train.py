@@ -37,13 +37,13 @@ def train(config: Config, files: list[Path], *, as_json: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="retraind-") as work:
         _attempt_until_done(job, config, files, Path(work), quiet=as_json)
         candidate = typed_json.decode((Path(work) / "candidate.json").read_bytes(), Candidate)
-        reasons = gate.judge(candidate, config.gate)
-        if reasons:
+        criteria = gate.judge(candidate, config.gate)
+        if reasons := gate.objections(criteria):
             screen.complain("rejected by the gate: " + "; ".join(reason.message for reason in reasons))
             return EXIT_REJECTED
         try:
             weights, now = Path(work) / "weights.pt", datetime.now(UTC)
-            manifest = publisher.publish(candidate, weights, job.id, now, config.publish.sign)
+            manifest = publisher.publish(candidate, weights, job.id, now, config.publish.sign, criteria)
         except CandidateDamaged as error:
             raise PublishError("models_dir_unwritable", str(error)) from error
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from retraind.config import Config
 from retraind.errors import PublishError
 from retraind.job import Job, JobState, Reason, advance
-from retraind.report import Candidate
+from retraind.report import Candidate, Criterion
 from retraind.supervisor import gate
 from retraind.supervisor.build import CandidateDamaged
 from retraind.supervisor.history import sequence_of
@@ -58,19 +58,20 @@ class Filing:
         if earlier is not None and config.intake.duplicates == "skip":
             self.finish_duplicate(job, earlier)
             return
-        reasons = gate.judge(candidate, config.gate)
-        if reasons:
+        criteria = gate.judge(candidate, config.gate)
+        if reasons := gate.objections(criteria):
             message = "; ".join(reason.message for reason in reasons[:5])
             reason = Reason(code=reasons[0].code, message=message)
             self.finish(advance(job, JobState.REJECTED, datetime.now(UTC), reason=reason))
             return
-        self._publish(job, candidate, config)
+        self._publish(job, candidate, criteria, config)
 
-    def _publish(self, job: Job, candidate: Candidate, config: Config) -> None:
+    def _publish(self, job: Job, candidate: Candidate, criteria: list[Criterion], config: Config) -> None:
         started_at = time.monotonic()
         weights = self._ledger.work_dir(job.id) / "weights.pt"
         try:
-            manifest = self._publisher.publish(candidate, weights, job.id, datetime.now(UTC), config.publish.sign)
+            now, sign = datetime.now(UTC), config.publish.sign
+            manifest = self._publisher.publish(candidate, weights, job.id, now, sign, criteria)
         except CandidateDamaged as error:
             self._train_again(job, str(error))
             return

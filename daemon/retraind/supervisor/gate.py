@@ -7,69 +7,119 @@ the process that publishes.
 import math
 
 from retraind.config import GateConfig
-from retraind.job import Reason
-from retraind.report import Candidate, Evaluation
+from retraind.report import Candidate, Criterion, TensorFact, unfit
 
 # Ten thousand rows in all, as a tenth is held out. With fewer, the usual five epochs are under 25 steps: the net has
 # hardly left its first weights, and somebody who tries the service with a small file wants to see it publish.
 MIN_COMPARED_ROWS = 1000
 
 
-def judge(candidate: Candidate, config: GateConfig) -> list[Reason]:
-    """Every reason against the candidate; an empty list accepts it."""
-    return [*_shape_reasons(candidate), *_finite_reasons(candidate), *_loss_reasons(candidate, config)]
+def judge(candidate: Candidate, config: GateConfig) -> list[Criterion]:
+    """Everything that was looked at, in order. What did not pass is told once for each thing that is wrong."""
+    return [
+        *_tensors(candidate),
+        *_widths(candidate),
+        *_files(candidate),
+        *_finite_weights(candidate),
+        *_finite_scaler(candidate),
+        *(_losses(candidate, config) if math.isfinite(candidate.evaluation.heldout_loss) else _no_loss(candidate)),
+    ]
 
 
-def _shape_reasons(candidate: Candidate) -> list[Reason]:
-    found = {tensor.name: (tensor.shape, tensor.dtype) for tensor in candidate.tensors}
-    expected = {tensor.name: (tensor.shape, tensor.dtype) for tensor in candidate.expected}
-    reasons = []
-    for name in sorted(expected.keys() | found.keys()):
-        if found.get(name) != expected.get(name):
-            message = (
-                f"{name}: the file has {found.get(name, 'nothing')}, the model needs {expected.get(name, 'nothing')}"
-            )
-            reasons.append(Reason(code="wrong_tensors", message=message))
+def objections(criteria: list[Criterion]) -> list[Criterion]:
+    """What speaks against the candidate; when nothing does, it is accepted."""
+    return [criterion for criterion in criteria if not criterion.passed]
+
+
+def _one(message: str, *, code: str, passed: bool) -> list[Criterion]:
+    return [Criterion(code=code, passed=passed, message=message)]
+
+
+def _all(wrong: list[str], right: str, *, code: str) -> list[Criterion]:
+    """One criterion for each thing that is wrong, or one that says that nothing is."""
+    found = [Criterion(code=code, passed=False, message=message) for message in wrong]
+    return found or _one(right, code=code, passed=True)
+
+
+def _tensors(candidate: Candidate) -> list[Criterion]:
+    found, expected = _facts(candidate.tensors), _facts(candidate.expected)
+    wrong = [
+        f"{name}: the file has {found.get(name, 'nothing')}, the model needs {expected.get(name, 'nothing')}"
+        for name in sorted(expected.keys() | found.keys())
+        if found.get(name) != expected.get(name)
+    ]
     if not expected:
-        reasons.append(Reason(code="wrong_tensors", message="the candidate names no tensors"))
+        wrong.append("the candidate names no tensors")
+    return _all(wrong, f"the file has the {len(expected)} tensors that the model needs", code="wrong_tensors")
+
+
+def _facts(tensors: list[TensorFact]) -> dict[str, tuple[list[int], str]]:
+    return {tensor.name: (tensor.shape, tensor.dtype) for tensor in tensors}
+
+
+def _widths(candidate: Candidate) -> list[Criterion]:
     num_metrics = len(candidate.dataset.metric_names)
     lengths = {num_metrics, candidate.shape.input_dim, len(candidate.scaler.centre), len(candidate.scaler.scale)}
+    message = "metrics, input width, centres and scales must be equally many, not "
     if len(lengths) != 1:
-        message = f"metrics, input width, centres and scales must be equally many, not {sorted(lengths)}"
-        reasons.append(Reason(code="wrong_tensors", message=message))
-    return reasons
+        return _one(f"{message}{sorted(lengths)}", code="wrong_tensors", passed=False)
+    return _one(f"model and scaler are as wide as the {num_metrics} metrics", code="wrong_tensors", passed=True)
 
 
-def _finite_reasons(candidate: Candidate) -> list[Reason]:
-    reasons = [
-        Reason(code="non_finite_weights", message=f"{tensor.name} holds NaN or infinity")
-        for tensor in candidate.tensors
-        if not tensor.is_finite
-    ]
+def _files(candidate: Candidate) -> list[Criterion]:
+    problem = unfit(candidate.siblings)
+    message = problem or f"further files that belong to the model: {len(candidate.siblings)}"
+    return _one(message, code="wrong_files", passed=not problem) if candidate.siblings else []
+
+
+def _finite_weights(candidate: Candidate) -> list[Criterion]:
+    wrong = [f"{tensor.name} holds NaN or infinity" for tensor in candidate.tensors if not tensor.is_finite]
+    return _all(wrong, "every weight is finite", code="non_finite_weights")
+
+
+def _finite_scaler(candidate: Candidate) -> list[Criterion]:
     scaler = candidate.scaler
-    if not all(map(math.isfinite, [*scaler.centre, *scaler.scale])) or not all(scale > 0 for scale in scaler.scale):
-        reasons.append(Reason(code="non_finite_weights", message="the scaler is not finite and positive"))
-    return reasons
+    is_sound = all(map(math.isfinite, [*scaler.centre, *scaler.scale])) and all(scale > 0 for scale in scaler.scale)
+    message = "the scaler is finite and positive" if is_sound else "the scaler is not finite and positive"
+    return _one(message, code="non_finite_weights", passed=is_sound)
 
 
-def _loss_reasons(candidate: Candidate, config: GateConfig) -> list[Reason]:
-    loss = candidate.evaluation.heldout_loss
-    if not math.isfinite(loss):
-        return [Reason(code="non_finite_loss", message=f"the held-out loss is {loss}")]
-    reasons = []
-    if config.max_heldout_loss is not None and loss > config.max_heldout_loss:
-        message = f"the held-out loss {loss:.6g} is above gate.max_heldout_loss {config.max_heldout_loss:.6g}"
-        reasons.append(Reason(code="loss_above_limit", message=message))
-    if config.worse_than_mean == "reject" and _is_worse_than_mean(candidate.evaluation):
+def _no_loss(candidate: Candidate) -> list[Criterion]:
+    return _one(f"the held-out loss is {candidate.evaluation.heldout_loss}", code="non_finite_loss", passed=False)
+
+
+def _losses(candidate: Candidate, config: GateConfig) -> list[Criterion]:
+    """Comparisons of a held-out loss that is a number."""
+    finite = _one(f"the held-out loss is {candidate.evaluation.heldout_loss:.6g}", code="non_finite_loss", passed=True)
+    return [*finite, *_limit(candidate, config), *_mean(candidate, config)]
+
+
+def _limit(candidate: Candidate, config: GateConfig) -> list[Criterion]:
+    loss, limit = candidate.evaluation.heldout_loss, config.max_heldout_loss
+    if limit is None:
+        return []
+    where = "above" if loss > limit else "not above"
+    message = f"the held-out loss {loss:.6g} is {where} gate.max_heldout_loss {limit:.6g}"
+    return _one(message, code="loss_above_limit", passed=loss <= limit)
+
+
+def _mean(candidate: Candidate, config: GateConfig) -> list[Criterion]:
+    """Compared where that can be done: with enough rows held out, in which something moved."""
+    evaluation = candidate.evaluation
+    loss, mean_loss, num_rows = evaluation.heldout_loss, evaluation.mean_loss, evaluation.num_heldout_rows
+    if config.worse_than_mean == "publish":
+        why_not = "gate.worse_than_mean is publish"
+    elif num_rows < MIN_COMPARED_ROWS:
+        why_not = f"{num_rows} rows are held out, {MIN_COMPARED_ROWS} are needed"
+    else:
+        why_not = "" if mean_loss > 0 else "nothing moves in the held-out rows"
+    if why_not:
+        message = f"the held-out loss is not compared with that of predicting each metric's mean: {why_not}"
+    elif loss < mean_loss:
+        message = f"the held-out loss {loss:.6g} is below {mean_loss:.6g}, which predicting each metric's mean reaches"
+    else:
         message = (
-            f"the held-out loss {loss:.6g} is not below {candidate.evaluation.mean_loss:.6g}, which predicting each "
+            f"the held-out loss {loss:.6g} is not below {mean_loss:.6g}, which predicting each "
             "metric's mean reaches: train for longer or on more rows, or set gate.worse_than_mean: publish"
         )
-        reasons.append(Reason(code="worse_than_mean", message=message))
-    return reasons
-
-
-def _is_worse_than_mean(evaluation: Evaluation) -> bool:
-    """Where that can be known: with enough rows held out, in which something moved."""
-    is_known = evaluation.num_heldout_rows >= MIN_COMPARED_ROWS and evaluation.mean_loss > 0
-    return is_known and evaluation.heldout_loss >= evaluation.mean_loss
+    return _one(message, code="worse_than_mean", passed=bool(why_not) or loss < mean_loss)

@@ -14,7 +14,7 @@ from itertools import product
 
 from retraind import __version__, events
 from retraind.errors import QUARANTINE_CODES, Disposition
-from retraind.report import Manifest, TrainingReport
+from retraind.report import Check, Manifest, TrainingReport
 from retraind.supervisor.intake import Scan
 from retraind.supervisor.series import Registry
 from retraind.supervisor.spool import Spool, Usage, count
@@ -227,7 +227,7 @@ class Metrics:
         if stage in STAGES:
             self._stage_seconds.labels(stage).observe(seconds)
 
-    def checked(self, checks: Iterable[events.Check]) -> None:
+    def checked(self, checks: Iterable[Check]) -> None:
         """One preflight. A check or a status that is in no table makes no series."""
         said = {check.name: check.status for check in checks}
         pairs = product(events.CHECKS, events.CHECK_STATUSES)

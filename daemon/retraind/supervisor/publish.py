@@ -24,7 +24,7 @@ import msgspec
 
 from retraind import fsio, typed_json
 from retraind.errors import PublishError, UsageError
-from retraind.report import Candidate, Manifest, manifest_of
+from retraind.report import Candidate, Criterion, Manifest, manifest_of
 from retraind.supervisor import history as past
 from retraind.supervisor.build import DIR_MODE, NEW, build
 from retraind.supervisor.history import History
@@ -96,14 +96,21 @@ class Publisher:
         require_ours(self.link, self._target)
 
     def publish(
-        self, candidate: Candidate, weights: Path, job_id: str, now: datetime, sign: Sequence[str] = ()
+        self,
+        candidate: Candidate,
+        weights: Path,
+        job_id: str,
+        now: datetime,
+        sign: Sequence[str] = (),
+        gate: Sequence[Criterion] = (),
     ) -> Manifest:
         """Makes the candidate the live version; when it returns, the commit is done. Repeating it is harmless.
 
         Its weights lie at `weights`, its other files beside them.
 
         A version that was live before, or that is older than one that was, is left as it is: a job that is published
-        again after a crash must not undo a rollback. `sign` is a program that signs the manifest. Raises
+        again after a crash must not undo a rollback. `sign` is a program that signs the manifest, `gate` what the
+        gate looked at. Raises
         CandidateDamaged when a file is not the one that was measured, PublishError when the machine or the
         signing fails; the version that was live stays live, whole.
         """
@@ -115,7 +122,9 @@ class Publisher:
             history = self._history(now)
             manifest = self._find(job_id, sign)
             if manifest is None:
-                manifest = self._build(candidate, data, weights.parent, job_id, now, history.last_sequence, sign)
+                version, sequence = self._next(candidate, history)
+                manifest = manifest_of(candidate, version, sequence, self.name, job_id, now, gate)
+                build(self.versions_dir / version, manifest, data, weights.parent, sign)
             else:
                 fsio.fsync_dir(self.versions_dir)
             if self.live_version() != manifest.version and manifest.sequence <= past.newest(history):
@@ -214,22 +223,11 @@ class Publisher:
                 return manifest
         return None
 
-    def _build(
-        self,
-        candidate: Candidate,
-        data: bytes,
-        work_dir: Path,
-        job_id: str,
-        now: datetime,
-        last_sequence: int,
-        sign: Sequence[str],
-    ) -> Manifest:
+    def _next(self, candidate: Candidate, history: History) -> tuple[str, int]:
+        """Name and number of the version that comes next: a number is never given twice."""
         found = (past.sequence_of(path.name) for path in version_dirs(self.home))
-        sequence = 1 + max([last_sequence, *found])
-        version = f"{sequence:06d}-{candidate.weights_sha256[:12]}"
-        manifest = manifest_of(candidate, version, sequence, self.name, job_id, now)
-        build(self.versions_dir / version, manifest, data, work_dir, sign)
-        return manifest
+        sequence = 1 + max([history.last_sequence, *found])
+        return f"{sequence:06d}-{candidate.weights_sha256[:12]}", sequence
 
     def _switch(self, history: History, before: History) -> None:
         """The commit: the history's last version becomes live. What an earlier try may have left undone is done anew.

@@ -126,10 +126,11 @@ def work(order: Order, emitter: Emitter) -> events.Finished:
     ingested = ingest([Path(dataset) for dataset in order.datasets], work_dir, order.data, emitter.beat)
     try:
         emitter.send(events.Ingested(dataset=ingested.dataset))
-        candidate = learn(order, ingested, work_dir, emitter)
+        learned = learn(order, ingested, work_dir, emitter)
     finally:
         ingested.rows.path.unlink(missing_ok=True)  # as large as the dataset, and made anew by the next attempt
 
+    candidate = msgspec.structs.replace(learned, checks=checks)
     # The weights lie on disk already. From the next line's return on, a power cut loses nothing of this job.
     fsio.write_atomic(work_dir / CANDIDATE_NAME, msgspec.json.encode(candidate))
     (work_dir / CHECKPOINT_NAME).unlink(missing_ok=True)  # one that a crash leaves here goes with the job

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from retraind.config import Device
 from retraind.errors import HostError
-from retraind.events import Check
+from retraind.report import Check
 
 # Measured peak of a job of half a million rows is about 400 MiB; below this torch's import alone would not pass.
 MIN_MEMORY_BYTES = 384 * 2**20
