@@ -255,6 +255,7 @@ class Manifest(Fact, frozen=True, kw_only=True):
     siblings: list[SiblingFile] = []
     gate: list[Criterion] = []
     checks: list[Check] = []  # what the preflight of its training found
+    replaces: str = ""  # the version that was live before; empty for the first, and where that could not be read
     schema: int = 1
 
 

@@ -14,6 +14,8 @@ from retraind.report import Candidate, Dataset
 NOW = datetime(2026, 11, 30, 22, 52, 12, tzinfo=UTC)
 LATER = datetime(2026, 11, 30, 22, 53, 0, tzinfo=UTC)
 JOB_ID = "20261130T225212Z-1f3a"
+# A name from data that a page must not take for markup.
+HOSTILE = "</script></style><img src=x onerror=\"alert('1')\">&amp;"
 OTHER_ID = "20261130T225213Z-2b4c"
 
 
@@ -80,6 +82,39 @@ def leave_candidate(work_dir: Path, weights: bytes = b"weights") -> Candidate:
     (work_dir / "weights.pt").write_bytes(weights)
     (work_dir / "candidate.json").write_bytes(msgspec.json.encode(candidate))
     return candidate
+
+
+def make_manifest(names: list[str], **changes: object) -> report.Manifest:
+    """A version of which everything is known."""
+    blamed = [report.MetricShare(name=names[0], share=0.62, z=-8.3)]
+    evaluation = report.Evaluation(
+        num_heldout_rows=1000, heldout_loss=0.25, mean_loss=1.0, pca_loss=0.2,
+        threshold=report.Threshold(value=0.5, target_share=0.001, expected_share=0.001, num_rows=1000),
+        metric_errors=[0.5 / (1 + index) for index in range(len(names))],
+        histogram=report.Histogram(edges=[0.0, 0.5, 1.0, 1.5], counts=[900, 99, 1]),
+        scores=report.ScoreSeries(first_row=9000, rows_per_point=10, maxima=[0.2, 0.3, 7.5, 0.1]),
+        worst_rows=[report.ScoredRow(row=9023, score=7.5, metrics=blamed)],
+        comparison=report.Comparison(version="000041-aaaaaaaaaaaa", published_error=0.5, candidate_error=0.25),
+    )  # fmt: skip
+    dataset = make_dataset(
+        name=names[0], metric_names=names, constant_metrics=names[:1], num_dropped={"missing": 3},
+        ignored_columns=[report.IgnoredColumn(name=names[0], reason="label")],
+        problems=[report.Problem(line=7, reason="missing", column=2, text=names[0])],
+    )  # fmt: skip
+    candidate = make_candidate(
+        dataset=dataset, evaluation=evaluation, versions={"torch": names[0]},
+        scaler=report.Scaler(centre=[1.5] * len(names), scale=[2.5] * len(names)),
+        training=make_training(heldout_losses=[1.1, 0.9, 0.8, 0.7, 0.65], device_name=names[0]),
+        checks=[report.Check(name="host.disk", status="warn", message=names[0], remedy="make room")],
+    )  # fmt: skip
+    gate = [report.Criterion(code="wrong_tensors", passed=True, message=names[0])]
+    manifest = report.manifest_of(candidate, "000042-bbbbbbbbbbbb", 42, "telemetry_autoencoder", JOB_ID, NOW, gate)
+    return msgspec.structs.replace(manifest, replaces="000041-aaaaaaaaaaaa", **changes)
+
+
+def make_bare() -> report.Manifest:
+    """As the first release wrote them."""
+    return report.manifest_of(make_candidate(), "000001-bbbbbbbbbbbb", 1, "telemetry_autoencoder", JOB_ID, NOW)
 
 
 def make_events() -> list[events.Event]:

@@ -75,14 +75,14 @@ def test_the_first_publication_lays_out_the_directory_for_every_user(tmp_path: P
     home = f"{NAME}/versions/{version}"
     assert tree(publisher) == sorted([
         NAME, f"{NAME}.pt", f"{NAME}/current", f"{NAME}/history.json", f"{NAME}/versions",
-        home, f"{home}/manifest.json", f"{home}/weights.pt",
+        home, f"{home}/manifest.json", f"{home}/report.html", f"{home}/weights.pt",
     ])  # fmt: skip
     assert os.readlink(publisher.link) == f"{NAME}/current/weights.pt"
     assert os.readlink(publisher.current) == f"versions/{version}"
     for directory in (publisher.models_dir, publisher.home, publisher.versions_dir, publisher.versions_dir / version):
         assert mode_of(directory) == 0o755, directory
     assert mode_of(publisher.home / "history.json") == 0o644
-    for name in ("weights.pt", "manifest.json"):
+    for name in ("weights.pt", "manifest.json", "report.html"):
         assert mode_of(publisher.versions_dir / version / name) == 0o444, name
     assert live(publisher) == b"one"
 

@@ -1,6 +1,6 @@
 """A version's directory: every file of it written, synced and read back under a hidden name, then named by one rename.
 
-    weights.pt, manifest.json                what every version has
+    weights.pt, manifest.json, report.html   what every version has
     manifest.json.sig                        where publish.sign asks for it
     the manifest's `siblings`                what else the worker made for whoever uses the model
 
@@ -19,6 +19,7 @@ import msgspec
 
 from retraind import fsio
 from retraind.report import Manifest, SiblingFile, unfit
+from retraind.supervisor.page import PAGE_NAME, render
 from retraind.supervisor.sign import signature_of
 from retraind.supervisor.versions import files_of
 
@@ -31,12 +32,20 @@ class CandidateDamaged(Exception):
     """A file in the work directory is not the one that was measured."""
 
 
-def build(target: Path, manifest: Manifest, weights: bytes, work_dir: Path, sign: Sequence[str]) -> None:
-    """Makes the version `target` of these weights and the manifest's siblings, which lie in `work_dir`."""
+def build(
+    target: Path, manifest: Manifest, before: Manifest | None, weights: bytes, work_dir: Path, sign: Sequence[str]
+) -> Manifest:
+    """Makes the version `target` of these weights and the manifest's siblings, which lie in `work_dir`.
+
+    Its page is made here, of the facts and of those of the version `before`, and is one more sibling in the manifest
+    that is written and returned: so its digest is verified, and signed, as that of any other file.
+    """
     if fsio.sha256_of_bytes(weights) != manifest.weights_sha256:
         raise CandidateDamaged(f"weights of job {manifest.job} changed after they were measured")
     if problem := unfit(manifest.siblings):
         raise CandidateDamaged(f"job {manifest.job}: {problem}")
+    manifest = msgspec.structs.replace(manifest, replaces=before.version if before else "")
+    page = render(manifest, before).encode("utf-8", "backslashreplace")
     # A fresh name each time: a file whose fsync failed is never trusted again.
     hidden = target.with_name(f"{NEW}{target.name}-{secrets.token_hex(4)}")
     try:
@@ -44,6 +53,9 @@ def build(target: Path, manifest: Manifest, weights: bytes, work_dir: Path, sign
         fsio.write_new(hidden / "weights.pt", weights, mode=FILE_MODE)
         for sibling in manifest.siblings:
             fsio.write_new(hidden / sibling.name, _measured(work_dir, sibling, manifest.job), mode=FILE_MODE)
+        fsio.write_new(hidden / PAGE_NAME, page, mode=FILE_MODE)
+        listed = SiblingFile(name=PAGE_NAME, sha256=fsio.sha256_of_bytes(page), num_bytes=len(page))
+        manifest = msgspec.structs.replace(manifest, siblings=[*manifest.siblings, listed])
         text = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
         fsio.write_new(hidden / "manifest.json", text, mode=FILE_MODE)
         if sign:
@@ -60,6 +72,7 @@ def build(target: Path, manifest: Manifest, weights: bytes, work_dir: Path, sign
         for path in (hidden, target):  # no link leads there yet
             shutil.rmtree(path, ignore_errors=True)
         raise
+    return manifest
 
 
 def _measured(work_dir: Path, sibling: SiblingFile, job: str) -> bytes:

@@ -123,8 +123,8 @@ class Publisher:
             manifest = self._find(job_id, sign)
             if manifest is None:
                 version, sequence = self._next(candidate, history)
-                manifest = manifest_of(candidate, version, sequence, self.name, job_id, now, gate)
-                build(self.versions_dir / version, manifest, data, weights.parent, sign)
+                facts = manifest_of(candidate, version, sequence, self.name, job_id, now, gate)
+                manifest = build(self.versions_dir / version, facts, self.live(), data, weights.parent, sign)
             else:
                 fsio.fsync_dir(self.versions_dir)
             if self.live_version() != manifest.version and manifest.sequence <= past.newest(history):
