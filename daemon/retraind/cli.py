@@ -157,8 +157,10 @@ within ten seconds."""
 _MODELS = """list: dataset, rows, metrics, held-out loss, and the loss of predicting each metric's mean. The live
 version is the one that <models.dir>/<models.name>.pt leads to.
 
-show VERSION: all that its manifest says. verify: reads the weights of the live version, of VERSION or of all, and
-compares them with what was published; exit status 65 when something is damaged or the link leads elsewhere.
+show VERSION: what its page, the file report.html beside the weights, says: whether it is better than what was there
+before, the rows and metrics that stand out, what the gate looked at, data and training; with --json all that its
+manifest says. verify: reads every file of the live version, of VERSION or of all, and compares it with what was
+published; exit status 65 when something is damaged or the link leads elsewhere.
 
 rollback: makes VERSION live, or the version that was live before; a second one without VERSION takes the first one
 back. The service lets it be, and its next publication becomes live as ever. pin, unpin: a pinned version is not

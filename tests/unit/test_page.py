@@ -85,7 +85,7 @@ def test_the_page_says_what_was_published_from_what_and_whether_it_is_better() -
         "Published: 1 of 1 criteria passed.",
         "Both have the same metrics.",
         "0.5: 0.1 % of normal rows are expected above it",
-        "cpu make room",
+        "cpu; make room",
     ):  # fmt: skip
         assert words in text, words
 

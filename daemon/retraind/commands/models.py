@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 
 from retraind import typed_json
 from retraind.commands import screen
+from retraind.commands.version import show
 from retraind.config import Config
 from retraind.errors import UsageError
-from retraind.report import Manifest
 from retraind.supervisor import versions
 from retraind.supervisor.history import History, sequence_of
 from retraind.supervisor.publish import WAIT_SECONDS, Publisher
@@ -123,37 +123,16 @@ def _mark(version: str, live: str, pinned: list[str]) -> str:
 
 
 def _show(publisher: Publisher, version: str, *, as_json: bool) -> int:
-    manifest = versions.read_manifest(publisher.versions_dir / version)
+    directory = publisher.versions_dir / version
+    manifest = versions.read_manifest(directory)
     if manifest is None:
-        screen.complain(f"{publisher.versions_dir / version}: manifest.json is missing or damaged")
+        screen.complain(f"{directory}: manifest.json is missing or damaged")
         return EXIT_DAMAGED
     if as_json:
         screen.print_json(manifest)
     else:
-        screen.print_facts(_facts(manifest, publisher))
+        show(manifest, directory, _mark(version, publisher.live_version(), _history(publisher).pinned))
     return 0
-
-
-def _facts(manifest: Manifest, publisher: Publisher) -> list[tuple[str, object]]:
-    training, evaluation, dataset = manifest.training, manifest.evaluation, manifest.dataset
-    directory = publisher.versions_dir / manifest.version
-    mark = _mark(manifest.version, publisher.live_version(), _history(publisher).pinned)
-    return [
-        ("version", manifest.version + (f" ({mark})" if mark else "")),
-        ("path", directory),
-        ("published", f"{manifest.published_at:%Y-%m-%d %H:%M:%S}Z by job {manifest.job}"),
-        ("weights", f"{manifest.weights_bytes:,} bytes, sha256 {manifest.weights_sha256}"),
-        ("signature", "manifest.json.sig" if versions.is_signed(directory) else "none"),
-        ("dataset", f"{dataset.name}, sha256 {dataset.sha256}"),
-        ("rows", f"{dataset.num_rows:,} used, {sum(dataset.num_dropped.values()):,} dropped"),
-        ("metrics", f"{len(manifest.metric_names)}: {', '.join(manifest.metric_names)}"),
-        (
-            "training",
-            f"{training.epochs} epochs on {training.device_name} ({training.precision}), seed {training.seed}",
-        ),
-        ("held-out loss", f"{evaluation.heldout_loss:.4g} (predicting the mean: {evaluation.mean_loss:.4g})"),
-        ("made with", ", ".join(f"{name} {number}" for name, number in manifest.versions.items() if number)),
-    ]
 
 
 def _verify(publisher: Publisher, chosen: list[str], *, as_json: bool) -> int:

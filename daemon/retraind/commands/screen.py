@@ -49,6 +49,12 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
         out.print(Text.assemble((f"{name:<{width}}  ", "bold"), value))
 
 
+def print_heading(text: str) -> None:
+    """A line above facts or a table, set off from what is before."""
+    out.print()
+    out.print(Text(text, style="bold underline"))
+
+
 def print_line(text: str) -> None:
     """A line for people on standard output."""
     out.print(Text(text))

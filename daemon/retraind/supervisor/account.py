@@ -13,7 +13,14 @@ from retraind.report import Evaluation, Manifest, ScoredRow
 
 Pairs = list[tuple[str, str]]
 BETTER, WORSE, OPEN = "better", "worse", "open"
-_LONGEST = 120  # characters of a name: a header may hold a megabyte
+# Characters that are shown of a name, since a header may hold a megabyte, and of a sentence.
+_LONGEST, _LONGEST_SENTENCE = 120, 600
+# What is said in the place of facts that a version does not have.
+NO_SCORES = "No scores of held-out rows are known: none were held out, or the version is of an older release."
+NO_ROWS = "No single rows are known: none were held out, or the version is of an older release."
+NO_METRIC_ERRORS = "The errors of single metrics are not known: the version is of an older release."
+NO_GATE = "What the gate looked at is not known: the version is of an older release."
+NO_CHECKS = "What the checks before the training found is not known: the version is of an older release."
 
 
 def number(value: float | None) -> str:
@@ -43,10 +50,15 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60:,} h {minutes % 60} min"
 
 
-def clipped(text: str) -> str:
+def clipped(text: str, longest: int = _LONGEST) -> str:
     """Text from data on one line, and not longer than somebody reads."""
-    shown = printable(text[: _LONGEST + 1])
-    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
+    shown = printable(text[: longest + 1])
+    return shown if len(shown) <= longest else shown[: longest - 3] + "..."
+
+
+def sentence(text: str) -> str:
+    """What a worker or the gate said, on one line."""
+    return clipped(text, _LONGEST_SENTENCE)
 
 
 def listed(names: Iterable[str], most: int = 20) -> str:
@@ -167,6 +179,24 @@ def errors(manifest: Manifest) -> Pairs:
         *found,
         ("threshold", f"{number(threshold.value)}: {share}, {100 * threshold.target_share:.3g} % asked for"),
     ]
+
+
+def criteria(manifest: Manifest) -> list[tuple[str, str, str]]:
+    """What the gate looked at: code, pass or fail, the figures in words."""
+    return [(clipped(one.code), "pass" if one.passed else "fail", sentence(one.message)) for one in manifest.gate]
+
+
+def checks(manifest: Manifest) -> list[tuple[str, str, str]]:
+    """What the preflight found: name, status, message with its remedy."""
+    return [
+        (clipped(one.name), clipped(one.status), sentence("; ".join(filter(None, (one.message, one.remedy)))))
+        for one in manifest.checks
+    ]
+
+
+def worst_rows(manifest: Manifest) -> list[ScoredRow]:
+    """The rows with the highest scores, the highest first."""
+    return sorted(manifest.evaluation.worst_rows, key=lambda row: -row.score)
 
 
 def metric_errors(manifest: Manifest) -> list[tuple[str, float]]:

@@ -97,10 +97,6 @@ def _cell(inside: str, tag: str) -> str:
 
 def _plots(manifest: Manifest) -> str:
     evaluation, training = manifest.evaluation, manifest.training
-    no_scores = (
-        "No scores of held-out rows are known: the file was too small to hold rows out, or the version is of an older "
-        "release."
-    )
     return '<div class="plots">' + "".join((
         _figure(
             "Loss by epoch", page_plots.losses(training.epoch_losses, training.heldout_losses),
@@ -110,11 +106,11 @@ def _plots(manifest: Manifest) -> str:
         ),
         _figure(
             "Scores of held-out rows", page_plots.histogram(evaluation.histogram),
-            "A row's score is its error divided by the threshold: above 1 it counts as anomalous.", no_scores,
+            "A row's score is its error divided by the threshold: above 1 it counts as anomalous.", account.NO_SCORES,
         ),
         _figure(
             "Scores over the held-out rows", page_plots.scores(evaluation.scores),
-            "In the order of the file. Each point is the largest score of its rows.", no_scores,
+            "In the order of the file. Each point is the largest score of its rows.", account.NO_SCORES,
         ),
         f'<figure><h3>What it reached</h3>{_facts(account.errors(manifest), "Mean errors: lower is better")}</figure>',
     )) + "</div>"  # fmt: skip
@@ -126,9 +122,9 @@ def _figure(title: str, svg: str | None, caption: str, otherwise: str) -> str:
 
 
 def _worst_rows(manifest: Manifest) -> str:
-    rows = sorted(manifest.evaluation.worst_rows, key=lambda row: -row.score)
+    rows = account.worst_rows(manifest)
     if not rows:
-        return _say("No single rows are known: none were held out, or the version is of an older release.")
+        return _say(account.NO_ROWS)
     cells = [
         (
             f"{row.row:,}",
@@ -147,7 +143,7 @@ def _worst_rows(manifest: Manifest) -> str:
 def _metric_errors(manifest: Manifest) -> str:
     found = account.metric_errors(manifest)
     if not found:
-        return _say("The errors of single metrics are not known: the version is of an older release.")
+        return _say(account.NO_METRIC_ERRORS)
     largest = max(error for _, error in found)
     if not largest > 0:
         return _say(f"The error of each of the {len(found):,} metrics is 0.")
@@ -172,31 +168,26 @@ def _comparison(manifest: Manifest, before: Manifest | None) -> str:
     return f"<p>{escape(sentence)}</p>{table}<p>{escape(account.other_metrics(manifest, before))}</p>"
 
 
-def _status(status: str) -> str:
-    kind = status if status in _MARKS else "soft"
-    return f'<td class="{kind}">{_MARKS.get(status, escape(clipped(status)))}</td>'
-
-
 def _gate(manifest: Manifest) -> str:
     if not manifest.gate:
-        return _say("What the gate looked at is not known: the version is of an older release.")
-    failed = sum(not criterion.passed for criterion in manifest.gate)
-    decision = f"Published: {len(manifest.gate) - failed:,} of {len(manifest.gate):,} criteria passed."
-    cells = [
-        (escape(clipped(one.code)), _status("pass" if one.passed else "fail"), escape(clipped(one.message)))
-        for one in manifest.gate
-    ]
-    return f"<p>{decision}</p>" + _table("What the gate looked at, in order", ("Criterion", "Result", "Found"), cells)
+        return _say(account.NO_GATE)
+    num_passed = sum(criterion.passed for criterion in manifest.gate)
+    decision = f"Published: {num_passed:,} of {len(manifest.gate):,} criteria passed."
+    rows = [_judged(*row) for row in account.criteria(manifest)]
+    return f"<p>{decision}</p>" + _table("What the gate looked at, in order", ("Criterion", "Result", "Found"), rows)
 
 
 def _preflight(manifest: Manifest) -> str:
     if not manifest.checks:
-        return _say("What the checks before the training found is not known: the version is of an older release.")
-    cells = [
-        (escape(clipped(one.name)), _status(one.status), escape(" ".join(map(clipped, (one.message, one.remedy)))))
-        for one in manifest.checks
-    ]
-    return _table("Checks of the machine before the training", ("Check", "Result", "Found"), cells)
+        return _say(account.NO_CHECKS)
+    rows = [_judged(*row) for row in account.checks(manifest)]
+    return _table("Checks of the machine before the training", ("Check", "Result", "Found"), rows)
+
+
+def _judged(name: str, status: str, found: str) -> tuple[str, str, str]:
+    """A status has its colour, its mark and its word."""
+    kind = status if status in _MARKS else "soft"
+    return escape(name), f'<td class="{kind}">{_MARKS.get(status, escape(status))}</td>', escape(found)
 
 
 def _data(manifest: Manifest) -> str:
