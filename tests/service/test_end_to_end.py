@@ -58,6 +58,10 @@ def test_a_csv_becomes_weights_that_the_guides_class_loads(real: Service) -> Non
     assert manifest["training"]["batch_size"] == 2048
     assert manifest["evaluation"]["num_heldout_rows"] == 300
     assert all(torch.isfinite(tensor).all() for tensor in model.state_dict().values())
+    assert {check["name"] for check in manifest["checks"]} >= {"host.memory", "host.disk"}
+    assert [criterion["passed"] for criterion in manifest["gate"]] == [True] * len(manifest["gate"]) != []
+    page = (real.models / "telemetry_autoencoder" / "current" / "report.html").read_text()
+    assert "from node.csv: 3,000 rows of" in page
     with torch.no_grad():
         assert model(torch.zeros(4, 32)).shape == (4, 32)
     assert real.metric("retraind_rows_used_total") == 3000

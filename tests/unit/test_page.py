@@ -151,6 +151,15 @@ def test_hundreds_of_metrics_are_all_there_and_most_are_folded_away() -> None:
     assert len(page) < 1000 * len(names)
 
 
+def test_thousands_of_metrics_are_cut_and_the_rest_is_said_to_be_in_the_manifest() -> None:
+    page = render(make_manifest([f"metric-{index}" for index in range(9000)]), None)
+    text = text_of(page)
+    assert text.count("7,000 more stand in manifest.json.") == 2
+    assert ">metric-1999<" in page
+    assert ">metric-2000<" not in page
+    assert len(page) < 2**20
+
+
 def test_errors_that_are_all_zero_are_a_sentence() -> None:
     evaluation = msgspec.structs.replace(make_manifest(["a", "b"]).evaluation, metric_errors=[0.0, 0.0])
     text = text_of(render(make_manifest(["a", "b"], evaluation=evaluation), None))

@@ -85,5 +85,5 @@ def _comparison(manifest: Manifest, directory: Path) -> None:
     if before is None:
         screen.print_line(f"{manifest.replaces} is no longer there.")
     else:
-        screen.print_table(("", "THIS VERSION", "THE VERSION BEFORE"), account.beside(manifest, before))
+        screen.print_table(("", "THIS VERSION", "BEFORE"), account.beside(manifest, before))
         screen.print_line(account.other_metrics(manifest, before))

@@ -17,6 +17,8 @@ PAGE_NAME = "report.html"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 # Rows of a table that are seen at once; the others are one click away.
 _SHOWN = 15
+# And those that the page has at all: ten thousand metrics would be megabytes, made by the thread that owns all state.
+_MOST = 2000
 _MARKS = {"pass": "&#10003; pass", "fail": "&#10007; fail", "warn": "! warn"}
 
 
@@ -73,7 +75,9 @@ def _table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) ->
     shown = _rows(caption, heads, rows[:_SHOWN])
     if len(rows) <= _SHOWN:
         return shown
-    rest = _rows(f"{caption}, continued", heads, rows[_SHOWN:])
+    rest = _rows(f"{caption}, continued", heads, rows[_SHOWN:_MOST])
+    if len(rows) > _MOST:
+        rest += _say(f"{len(rows) - _MOST:,} more stand in manifest.json.")
     return f"{shown}<details><summary>The other {len(rows) - _SHOWN:,}</summary>{rest}</details>"
 
 
@@ -164,7 +168,7 @@ def _comparison(manifest: Manifest, before: Manifest | None) -> str:
     if before is None:
         return _say(sentence)
     rows = [tuple(map(escape, row)) for row in account.beside(manifest, before)]
-    table = _table("The two versions beside each other", ("", "This version", "The version before"), rows)
+    table = _table("The two versions beside each other", ("", "This version", "Before"), rows)
     return f"<p>{escape(sentence)}</p>{table}<p>{escape(account.other_metrics(manifest, before))}</p>"
 
 
