@@ -59,5 +59,4 @@ summary{cursor:pointer;padding:6px 0;color:var(--a)}
 @media(max-width:600px){.facts th,.facts td{display:block;width:auto;padding-right:0}
 .facts th{border:0;padding-bottom:0}
 th,td{padding-right:8px}.bar{width:30%}svg text{font-size:14.5px}}
-@media print{details:not([open])>*{display:revert}}
 """
