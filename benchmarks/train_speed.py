@@ -29,8 +29,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from retraind import events
 from retraind.config import DataConfig, TrainingConfig, decisive
 from retraind.job import Order
-from retraind.worker import batches, checkpoint, model, train
+from retraind.worker import checkpoint, model, train
 from retraind.worker.preflight import peak_bytes
+from retraind.worker.rows import RowRange
 
 NUM_METRICS = 32
 BATCH_SIZE = 2048
@@ -94,7 +95,7 @@ def run_child(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def run_ours(path: Path, num_rows: int, epochs: int, num_threads: int, every_seconds: float) -> tuple[float, float]:
-    rows = batches.RowRange(path, NUM_METRICS, 0, num_rows)
+    rows = RowRange(path, NUM_METRICS, 0, num_rows)
     settings = TrainingConfig(epochs=epochs, batch_size=BATCH_SIZE, seed=SEED, num_threads=num_threads)
     identity = checkpoint.identity_of(
         job="benchmark",

@@ -117,8 +117,12 @@ class DataConfig(Section, frozen=True, kw_only=True):
 class TrainingConfig(Section, frozen=True, kw_only=True):
     """What decides the model, beside the data."""
 
-    epochs: Annotated[int, Meta(ge=1, le=100_000)] = 5
+    # A number of epochs is a different number of steps on every file: auto trains until held-out rows say enough.
+    epochs: Annotated[int, Meta(ge=1, le=100_000)] | Literal["auto"] = "auto"
+    # At most: with epochs: auto a small file gets smaller batches, so that there are steps enough to learn.
     batch_size: Annotated[int, Meta(ge=2, le=2**24)] = 2048
+    # Rows that the model sees at once. On labelled machines five find much that one does not, and more find less.
+    window: Annotated[int, Meta(ge=1, le=100)] = 5
     learning_rate: Annotated[float, Meta(gt=0, le=10)] = 1e-3
     weight_decay: Annotated[float, Meta(ge=0, le=10)] = 1e-4
     precision: Precision = "auto"

@@ -11,6 +11,7 @@ import math
 import operator
 import os
 import re
+import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -191,14 +192,14 @@ def _read_scalar(node: yaml.ScalarNode, kind: typing.Any) -> object:
         if is_optional:
             return None
         raise ValueError("has no value")
-    if choices:
-        if text not in choices:
-            raise ValueError(f"must be one of {', '.join(map(str, choices))}, not {text!r}")
+    if text in choices:
         return text
+    if choices and base is str:
+        raise ValueError(f"must be one of {', '.join(map(str, choices))}, not {text!r}")
     value: int | float | str = text
     if base is int:
         if not re.fullmatch(r"[-+]?[0-9]+", text):
-            raise ValueError(f"must be a whole number, not {text!r}")
+            raise ValueError(f"must be {' or '.join(['a whole number', *map(str, choices)])}, not {text!r}")
         if len(text) > len(str(_MAX_INT)) + 1:
             raise ValueError(f"must be a whole number of at most {len(str(_MAX_INT))} digits")
         value = int(text)
@@ -220,16 +221,22 @@ def _read_scalar(node: yaml.ScalarNode, kind: typing.Any) -> object:
 
 
 def describe(kind: typing.Any) -> tuple[tuple[object, ...], list[msgspec.Meta], object, bool]:
-    """Choices of a Literal, the ranges, the bare type, and whether null is allowed."""
-    is_optional = type(None) in typing.get_args(kind)
-    if is_optional:
-        kind = next(part for part in typing.get_args(kind) if part is not type(None))
+    """Words that are allowed, the ranges, the bare type of other values, and whether null is allowed."""
+    is_union = isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union
+    parts = [*typing.get_args(kind)] if is_union else [kind]
+    is_optional = type(None) in parts
+    choices: tuple[object, ...] = ()
     metas: list[msgspec.Meta] = []
-    if typing.get_origin(kind) is typing.Annotated:
-        kind, *rest = typing.get_args(kind)
-        metas = [meta for meta in rest if isinstance(meta, msgspec.Meta)]
-    choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
-    return choices, metas, kind, is_optional
+    base: object = str
+    for part in parts:
+        if typing.get_origin(part) is typing.Literal:
+            choices = typing.get_args(part)
+        elif typing.get_origin(part) is typing.Annotated:
+            base, *rest = typing.get_args(part)
+            metas = [meta for meta in rest if isinstance(meta, msgspec.Meta)]
+        elif part is not type(None):
+            base = part
+    return choices, metas, base, is_optional
 
 
 def _check_range(value: float | str, text: str, metas: list[msgspec.Meta]) -> None:

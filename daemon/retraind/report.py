@@ -64,11 +64,13 @@ class Dataset(Fact, frozen=True, kw_only=True):
 class Scaler(Fact, frozen=True, kw_only=True):
     """Centre and scale per metric, in the order of metric_names: scaled = (raw - centre) / scale, in float64.
 
-    A constant metric has scale 1.0 and its scaled values are 0 in the data it was learned from.
+    A constant metric has scale 1.0 and its scaled values are 0 in the data it was learned from. The model is given
+    values beyond `soft_limit` as sign(scaled) x soft_limit x (1 + ln(|scaled| / soft_limit)); None: as they are.
     """
 
     centre: list[float]
     scale: list[float]
+    soft_limit: float | None = None
 
 
 class TrainingReport(Fact, frozen=True, kw_only=True):
@@ -206,11 +208,15 @@ class TensorFact(Fact, frozen=True, kw_only=True):
 
 
 class ModelShape(Fact, frozen=True, kw_only=True):
-    """The architecture: input_dim - 24 - latent_dim - 24 - input_dim."""
+    """The architecture: input_dim - 24 - latent_dim - 24 - input_dim, where input_dim is metrics x window.
+
+    A row of input is `window` consecutive rows of metrics, the oldest first.
+    """
 
     input_dim: int
     hidden_dim: int
     latent_dim: int
+    window: int = 1
 
 
 class Candidate(Fact, frozen=True, kw_only=True):

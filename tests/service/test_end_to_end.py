@@ -54,8 +54,8 @@ def test_a_csv_becomes_weights_that_the_guides_class_loads(real: Service) -> Non
     assert (real.models / "telemetry_autoencoder.pt").resolve().name == "weights.pt"
     assert manifest["metric_names"] == HEADER.split(",")
     assert manifest["dataset"]["num_rows"] == 3000
-    assert manifest["training"]["epochs"] == 5
-    assert manifest["training"]["batch_size"] == 2048
+    assert manifest["training"]["epochs"] >= 5
+    assert manifest["training"]["batch_size"] == 64  # of 2,700 rows, for 40 steps an epoch
     assert manifest["evaluation"]["num_heldout_rows"] == 300
     assert all(torch.isfinite(tensor).all() for tensor in model.state_dict().values())
     assert {check["name"] for check in manifest["checks"]} >= {"host.memory", "host.disk"}
@@ -63,7 +63,7 @@ def test_a_csv_becomes_weights_that_the_guides_class_loads(real: Service) -> Non
     page = (real.models / "telemetry_autoencoder" / "current" / "report.html").read_text()
     assert "from node.csv: 3,000 rows of" in page
     with torch.no_grad():
-        assert model(torch.zeros(4, 32)).shape == (4, 32)
+        assert model(torch.zeros(4, 5 * 32)).shape == (4, 5 * 32)
     assert real.metric("retraind_rows_used_total") == 3000
 
 
@@ -220,7 +220,7 @@ def test_real_telemetry_trains_through_the_spool(real: Service, name: str, num_m
     real.drop(source.name, source.read_bytes())
     real.wait_for_state(source.name, "published")
     manifest, model = load_live(real)
-    assert len(manifest["metric_names"]) == num_metrics == model.encoder[0].in_features
+    assert len(manifest["metric_names"]) == num_metrics == model.encoder[0].in_features / 5
     opened = gzip.open(source, "rt") if source.suffix == ".gz" else source.open()
     with opened as file:
         num_lines = sum(1 for line in file if line.strip()) - (source.suffix != ".gz")

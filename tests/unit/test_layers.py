@@ -44,7 +44,8 @@ DOORS = {
     "pyarrow": ("worker.readers.parquet",),
     "torch": (
         *("worker.model", "worker.batches", "worker.step", "worker.train", "worker.checkpoint", "worker.evaluate"),
-        *("worker.baseline", "worker.detector", "worker.main"),
+        *("worker.rows", "worker.linear", "worker.scorer", "worker.seen", "worker.budget", "worker.progress"),
+        *("worker.detector", "worker.main"),
     ),
     "msgspec": ("",),
 }  # fmt: skip

@@ -34,10 +34,10 @@ def write_csv(path, rows, names=METRICS, times=True):
     return path
 
 
-def publish(directory, rows, epochs=60):
+def publish(directory, rows, epochs=60, settings=""):
     """Trains and publishes by the command; the model's directory."""
     config = directory / "retraind.yaml"
-    config.write_text("models: {dir: published}\nspool: {dir: spool}\nstate: {dir: state}\n")
+    config.write_text("models: {dir: published}\nspool: {dir: spool}\nstate: {dir: state}\n" + settings)
     file = write_csv(directory / "training.csv", rows)
     assert main(["train", str(file), "--epochs", str(epochs), "--batch-size", "512", "--config", str(config)]) == 0
     home = directory / "published" / "telemetry_autoencoder"

@@ -13,18 +13,8 @@ import pytest
 import torch
 
 from retraind.errors import HostError
-from retraind.worker.batches import (
-    MAX_HELDOUT_ROWS,
-    Batches,
-    RowRange,
-    cut,
-    generator_for,
-    last_rows,
-    plan_windows,
-    read_blocks,
-    split_rows,
-    usable_workers,
-)
+from retraind.worker.batches import Batches, cut, generator_for, plan_chunks, usable_workers
+from retraind.worker.rows import MAX_HELDOUT_ROWS, RowRange, last_rows, read_blocks, split_rows
 
 CPU = torch.device("cpu")
 D = 3
@@ -68,14 +58,14 @@ def test_a_last_batch_of_one_row_joins_the_one_before(num_rows, size, sizes):
 @pytest.mark.parametrize("block_rows", [1, 4, 7])
 def test_windows_hold_every_row_once_and_are_full_but_for_the_last(num_rows, block_rows):
     order = torch.randperm(-(-num_rows // block_rows), generator=torch.Generator().manual_seed(num_rows))
-    windows = plan_windows(num_rows, block_rows, 16, order)
+    windows = plan_chunks(num_rows, block_rows, 16, order)
     rows = [[row for start, stop in window for row in range(start, stop)] for window in windows]
     assert sorted(itertools.chain(*rows)) == list(range(num_rows))
     assert [len(window) for window in rows] == [stop - start for start, stop in cut(num_rows, 16)]
 
 
 # A window of 40 rows: 20 bytes a row with its index.
-STREAMED = {"window_bytes": 40 * 20, "block_bytes": 7 * 12}
+STREAMED = {"chunk_bytes": 40 * 20, "block_bytes": 7 * 12}
 RESIDENT = {}
 
 
@@ -187,7 +177,7 @@ from retraind.worker.preflight import peak_bytes
 rows = RowRange(Path(sys.argv[1]), 32, 0, int(sys.argv[2]))
 torch.zeros(8, 32).index_select(0, torch.arange(8))
 before = peak_bytes()
-batches = Batches(rows, 2048, seed=0, device=torch.device("cpu"), window_bytes=16 * 2**20)
+batches = Batches(rows, 2048, seed=0, device=torch.device("cpu"), chunk_bytes=16 * 2**20)
 assert sum(len(batch) for batch in batches.epoch(0)) == rows.num_rows
 print(peak_bytes() - before)
 """

@@ -11,9 +11,12 @@ import torch
 from scoring_data import METRICS, clean_rows, publish
 
 from retraind import load_model
+from retraind.config import TrainingConfig
 from retraind.errors import HostError
 from retraind.report import Manifest
-from retraind.worker.model import build
+from retraind.worker.model import build, folded
+
+WINDOW = TrainingConfig().window
 
 
 @pytest.fixture(scope="module")
@@ -84,22 +87,22 @@ def test_a_score_is_the_mean_of_the_errors_over_the_threshold(detector):
     assert detector.errors(rows).shape == rows.shape
 
 
-def test_the_folded_network_answers_as_the_published_weights_do(home, detector):
-    rows = clean_rows(1000, seed=5)
+def test_the_folded_network_answers_as_the_published_weights_do(home):
     version = (home / "current").resolve()
-    network = build(len(METRICS), seed=9)
+    network = build(len(METRICS) * WINDOW, seed=9)
     network.load_state_dict(torch.load(version / "weights.pt", weights_only=True))
-    manifest = detector.manifest
-    x = torch.from_numpy((rows - manifest.scaler.centre) / manifest.scaler.scale).float()
+    x = torch.randn(1000, len(METRICS) * WINDOW, generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
-        expected = ((network.eval()(x) - x) ** 2).numpy()
-    assert detector.errors(rows) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        expected = network.eval()(x).numpy()
+    assert folded(network)(x).detach().numpy() == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
 def test_scores_do_not_depend_on_how_rows_are_cut_into_calls_or_kept_in_memory(detector):
     rows = clean_rows(30_000, seed=6)  # more than two blocks
     whole = detector.score(rows)
-    parts = np.concatenate([detector.score(rows[:7]), detector.score(rows[7:])])
+    parts = np.concatenate(
+        [detector.score(rows[:7]), detector.score(rows[7:9], rows[:7]), detector.score(rows[9:], rows[:9])]
+    )
     assert parts == pytest.approx(whole, rel=1e-5)
     assert (detector.score(np.asfortranarray(rows)) == whole).all()
     assert detector.score(rows.astype(np.float32)) == pytest.approx(whole, rel=1e-2)
@@ -119,21 +122,24 @@ def test_the_callers_array_and_torchs_threads_stay_as_they_were(detector):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_row_with_a_value_that_is_not_finite_has_no_score_and_spoils_no_other(detector, value):
-    rows = clean_rows(3, seed=8)
+def test_a_missing_value_has_no_part_in_a_score_and_a_row_of_nothing_has_none(detector, value):
+    rows = clean_rows(30, seed=8)
     clean = detector.score(rows)
-    rows[1, 4] = value
+    rows[20, 4] = value
+    rows[25] = value
     scores = detector.score(rows)
-    assert np.isnan(scores).tolist() == [False, True, False]
-    assert scores[[0, 2]] == pytest.approx(clean[[0, 2]], rel=1e-6)
-    assert np.isnan(detector.errors(rows)[1]).all()
+    assert np.isnan(scores).nonzero()[0].tolist() == [25]
+    assert scores[:20] == pytest.approx(clean[:20], rel=1e-5)
+    assert (scores[20:25] < 2).all()  # as unremarkable as with the value
+    assert np.isnan(detector.errors(rows)[25]).all()
 
 
 def test_a_value_beyond_all_measure_is_an_anomaly_and_not_a_gap(detector):
-    rows = clean_rows(1, seed=9)
-    rows[0, 0] = 1e300
-    assert detector.score(rows)[0] > 1e6
-    assert np.isfinite(detector.score(rows)).all()
+    rows = clean_rows(30, seed=9)
+    rows[20, 0] = 1e300
+    scores = detector.score(rows)
+    assert scores[20] > 10
+    assert np.isfinite(scores).all()
 
 
 @pytest.mark.parametrize(
@@ -189,3 +195,13 @@ def test_a_damaged_manifest_is_named(home, tmp_path):
     path.write_text("{}")
     with pytest.raises(HostError, match=r"manifest\.json is damaged"):
         load_model(path.parent)
+
+
+def test_a_model_without_a_window_judges_each_row_alone(tmp_path):
+    rows = clean_rows(3000, seed=1)
+    alone = load_model(publish(tmp_path, rows, settings="training: {window: 1}\n"))
+    assert alone.reach == 1
+    whole = alone.score(rows)
+    assert alone.score(rows[1700:1701]) == pytest.approx(whole[1700:1701], rel=1e-5)
+    assert alone.score(rows[::-1]) == pytest.approx(whole[::-1], rel=1e-5)
+    assert alone.score(rows[5:9], rows[:5]) == pytest.approx(whole[5:9], rel=1e-5)

@@ -9,7 +9,8 @@ import torch
 
 from retraind.errors import HostError, Interrupted, TrainingError
 from retraind.worker import evaluate, model
-from retraind.worker.batches import RowRange, split_rows
+from retraind.worker.rows import RowRange, split_rows
+from retraind.worker.scorer import fit_scorer
 
 CPU = torch.device("cpu")
 
@@ -39,10 +40,16 @@ def trained_model(num_metrics=6):
     return network
 
 
+def evaluate_model(network, training, heldout, beat=lambda _: None, **settings):
+    scorer = fit_scorer(network, training, CPU, lambda _: None)
+    names = [f"m{i}" for i in range(training.num_metrics)]
+    return evaluate.evaluate(scorer, training, heldout, names, beat, **settings)
+
+
 def test_the_losses_are_means_over_the_held_out_rows_alone(tmp_path):
     network = trained_model()
     training, heldout = split_rows(write_rows(tmp_path / "rows", 1000), 0.2)
-    found = evaluate.evaluate(network, training, heldout, CPU, Counter().beat)
+    found = evaluate_model(network, training, heldout)
     x = torch.from_numpy(np.fromfile(tmp_path / "rows", "<f4").reshape(1000, 6)[800:])
     with torch.no_grad():
         expected = ((network.eval()(x) - x).double() ** 2).mean().item()
@@ -55,18 +62,20 @@ def test_the_losses_do_not_depend_on_how_many_blocks_there_are(tmp_path):
     rows = write_rows(tmp_path / "rows", 3000, num_metrics=1024)  # three blocks
     network = trained_model(1024)
     counter = Counter()
-    loss, mean_loss, _ = evaluate.mean_losses(network, rows, CPU, counter.beat)
+    found = evaluate_model(network, rows, None, counter.beat)
     x = torch.from_numpy(np.fromfile(tmp_path / "rows", "<f4").reshape(3000, 1024))
     with torch.no_grad():
-        assert loss == pytest.approx(((network(x) - x).double() ** 2).mean().item(), rel=1e-6)
-    assert mean_loss == pytest.approx((x.double() ** 2).mean().item(), rel=1e-6)
+        squares = (network.eval()(x) - x).double() ** 2
+    assert found.heldout_loss == pytest.approx(squares.mean().item(), rel=1e-6)
+    assert found.metric_errors == pytest.approx(squares.mean(dim=0).tolist(), rel=1e-5)
+    assert found.mean_loss == pytest.approx((x.double() ** 2).mean().item(), rel=1e-6)
     assert len(counter.shares) == 3
     assert counter.shares[-1] == 1.0
 
 
 def test_without_held_out_rows_the_training_rows_are_judged_and_said_so(tmp_path):
     rows = write_rows(tmp_path / "rows", 2)
-    found = evaluate.evaluate(trained_model(), rows, None, CPU, Counter().beat)
+    found = evaluate_model(trained_model(), rows, None)
     assert found.num_heldout_rows == 0
     assert found.heldout_loss > 0
 
@@ -74,7 +83,7 @@ def test_without_held_out_rows_the_training_rows_are_judged_and_said_so(tmp_path
 def test_evaluation_leaves_the_weights_as_they_are(tmp_path):
     network = trained_model()
     before = model.serialise(network)
-    evaluate.evaluate(network, write_rows(tmp_path / "rows", 100), None, CPU, Counter().beat)
+    evaluate_model(network, write_rows(tmp_path / "rows", 100), None)
     assert model.serialise(network) == before
 
 
@@ -82,7 +91,7 @@ def test_a_stop_is_heard_between_two_blocks(tmp_path):
     rows = write_rows(tmp_path / "rows", 3000, num_metrics=1024)
     counter = Counter(stop_after=1)
     with pytest.raises(Interrupted):
-        evaluate.evaluate(trained_model(1024), rows, None, CPU, counter.beat)
+        evaluate_model(trained_model(1024), rows, None, counter.beat)
     assert len(counter.shares) == 1
 
 
@@ -91,7 +100,7 @@ def test_a_held_out_loss_that_is_not_finite_is_an_error(tmp_path):
     network = trained_model()
     network.decoder[3].bias.data[2] = math.inf
     with pytest.raises(TrainingError) as caught:
-        evaluate.evaluate(network, rows, None, CPU, Counter().beat)
+        evaluate_model(network, rows, None)
     assert caught.value.code == "non_finite_loss"
 
 
@@ -185,10 +194,56 @@ def test_data_without_any_error_have_a_threshold_all_the_same():
 def test_the_threshold_is_of_the_held_out_rows_and_of_the_models_own_errors(tmp_path):
     network = trained_model()
     training, heldout = split_rows(write_rows(tmp_path / "rows", 1000), 0.2)
-    found = evaluate.evaluate(network, training, heldout, CPU, Counter().beat, false_alarm_share=0.05)
+    found = evaluate_model(network, training, heldout, false_alarm_share=0.05)
+    scorer = fit_scorer(network, training, CPU, lambda _: None)
     x = torch.from_numpy(np.fromfile(tmp_path / "rows", "<f4").reshape(1000, 6)[800:])
-    with torch.no_grad():
-        errors = ((network.eval()(x) - x) ** 2).mean(dim=1)
+    errors = scorer.errors(x, has_missing=False).mean(dim=1)
     assert found.threshold.num_rows == 200
     assert (errors > found.threshold.value).sum() == 9  # (200 + 1) * 0.05, rounded down, less the one itself
-    assert found.pca_loss == pytest.approx(0, abs=1e-12)
+
+
+def test_the_linear_baseline_is_that_of_the_textbook(tmp_path):
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((1000, 9)) @ rng.standard_normal((9, 20)) + 0.1 * rng.standard_normal((1000, 20)) + 0.5
+    x.astype("<f4").tofile(tmp_path / "rows")
+    training, heldout = split_rows(RowRange(tmp_path / "rows", 20, 0, 1000), 0.2)
+    found = evaluate_model(trained_model(20), training, heldout)
+    mean = x[:800].mean(axis=0)
+    axes = np.linalg.svd(x[:800] - mean, full_matrices=False)[2][: model.LATENT_DIM].T
+    rest = (x[800:] - mean) @ (np.eye(20) - axes @ axes.T)
+    assert found.pca_loss == pytest.approx((rest**2).mean(), rel=1e-4)
+
+
+def test_what_stands_out_is_told_with_its_row_and_metrics(tmp_path):
+    x = np.random.default_rng(5).standard_normal((1000, 6))
+    x[950, 4] = 12.0  # softened: 4 x (1 + ln(z / 4))
+    x[950, 1] = -8.0
+    x.astype("<f4").tofile(tmp_path / "rows")
+    training, heldout = split_rows(RowRange(tmp_path / "rows", 6, 0, 1000), 0.2)
+    found = evaluate_model(trained_model(), training, heldout)
+    worst = found.worst_rows[0]
+    assert (worst.row, [share.name for share in worst.metrics[:2]]) == (950, ["m4", "m1"])
+    assert worst.metrics[0].z == pytest.approx(4 * np.exp(2), rel=1e-6)
+    assert [one.score for one in found.worst_rows] == sorted((one.score for one in found.worst_rows), reverse=True)
+    assert sum(found.histogram.counts) == 200
+    assert len(found.histogram.edges) == len(found.histogram.counts) + 1
+    assert (found.scores.first_row, found.scores.rows_per_point, len(found.scores.maxima)) == (800, 1, 200)
+    assert max(found.scores.maxima) == pytest.approx(worst.score)
+
+
+def test_missing_values_have_no_part_in_any_figure(tmp_path):
+    """A metric that is there in every second row only counts with those rows."""
+    x = np.random.default_rng(6).standard_normal((400, 6))
+    x[::2, 3] = np.nan
+    x.astype("<f4").tofile(tmp_path / "rows")
+    rows = RowRange(tmp_path / "rows", 6, 0, 400, has_missing=True)
+    network = trained_model()
+    found = evaluate_model(network, rows, None)
+    filled = torch.from_numpy(np.nan_to_num(x)).float()
+    with torch.no_grad():
+        squares = (network.eval()(filled) - filled).double() ** 2
+    there = torch.from_numpy(~np.isnan(x))
+    assert found.heldout_loss == pytest.approx(squares[there].mean().item(), rel=1e-5)
+    assert found.mean_loss == pytest.approx(np.nanmean(x**2), rel=1e-5)
+    assert found.metric_errors[3] == pytest.approx(squares[1::2, 3].mean().item(), rel=1e-5)
+    assert evaluate.watched_loss(network, rows, CPU) == pytest.approx(found.heldout_loss, rel=1e-5)

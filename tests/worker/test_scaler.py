@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from retraind.report import Scaler
-from retraind.worker.scaler import Moments, moments_of, scale
+from retraind.worker.scaler import SOFT_LIMIT, Moments, harden, moments_of, scale, soften
 
 
 def merged(blocks):
@@ -39,7 +39,7 @@ def test_a_metric_that_never_changes_is_constant_and_scales_to_exactly_zero(valu
     moments = merged(np.split(rows, [1, 400]))
     assert moments.is_constant_D.all()
     scaler = moments.scaler()
-    assert scaler == Scaler(centre=[value], scale=[1.0])
+    assert scaler == Scaler(centre=[value], scale=[1.0], soft_limit=SOFT_LIMIT)
     assert not scale(rows, scaler).any()
 
 
@@ -51,7 +51,7 @@ def test_noise_far_below_the_value_is_no_signal(spread, is_constant):
 
 def test_scale_is_exact_to_float32_in_c_order():
     rows = np.asfortranarray(np.random.default_rng(2).normal(1e6, 1.0, size=(100, 3)))
-    scaler = Scaler(centre=[1e6, 1e6 + 1, 0.0], scale=[1.0, 2.0, 1e6])
+    scaler = Scaler(centre=[1e6, 1e6 + 1, 0.0], scale=[1.0, 2.0, 1e6], soft_limit=SOFT_LIMIT)
     scaled = scale(rows, scaler)
     assert scaled.dtype == np.dtype("<f4")
     assert scaled.flags.c_contiguous
@@ -63,3 +63,13 @@ def test_the_largest_values_of_float32_have_finite_moments():
     moments = merged(np.split(rows, 3))
     assert np.isfinite(moments.std_D).all()
     assert np.isfinite(scale(rows, moments.scaler())).all()
+
+
+def test_values_far_out_grow_with_their_logarithm_and_fit_into_float16():
+    values = np.array([0, 1, -4, 4, 4 * np.e, -4 * np.e, 1e30, np.nan], np.float32)
+    softened = soften(values.copy())
+    assert softened[:7].tolist() == pytest.approx([0, 1, -4, 4, 8, -8, 4 * (1 + np.log(1e30 / 4))], rel=1e-5)
+    assert np.isnan(softened[7])
+    assert np.abs(softened[:7]).max() < 65_504
+    assert [harden(float(value), SOFT_LIMIT) for value in softened[:6]] == pytest.approx(values[:6].tolist(), rel=1e-4)
+    assert soften(values.copy(), None)[:7].tolist() == values[:7].tolist()

@@ -11,6 +11,7 @@ import torch
 from retraind.config import TrainingConfig
 from retraind.errors import HostError, Interrupted, ResourceError, TrainingError
 from retraind.worker import batches, model, step, train
+from retraind.worker.rows import RowRange
 
 CPU = torch.device("cpu")
 forks = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -39,10 +40,11 @@ class Recorder:
 def write_rows(path, num_rows, num_metrics=6, scale=1.0):
     values = np.random.default_rng(7).standard_normal((num_rows, num_metrics)) * scale
     values.astype("<f4").tofile(path)
-    return batches.RowRange(path, num_metrics, 0, num_rows)
+    return RowRange(path, num_metrics, 0, num_rows)
 
 
 def run(rows, listener=None, **settings):
+    settings = {"epochs": 5, **settings}  # the straightforward run, whose steps can be counted
     return train.train(rows, TrainingConfig(**settings), CPU, listener or Recorder())
 
 
@@ -122,7 +124,7 @@ def test_the_loss_falls_on_rows_that_can_be_learned(tmp_path):
     latent = np.random.default_rng(1).standard_normal((4000, 2))
     mixed = latent @ np.random.default_rng(2).standard_normal((2, 12))
     (mixed / mixed.std(axis=0)).astype("<f4").tofile(tmp_path / "rows")
-    _, report = run(batches.RowRange(tmp_path / "rows", 12, 0, 4000), batch_size=100, epochs=10)
+    _, report = run(RowRange(tmp_path / "rows", 12, 0, 4000), batch_size=100, epochs=10)
     assert report.epoch_losses[0] > 0.3
     assert report.epoch_losses[-1] < 0.1
 
@@ -259,12 +261,13 @@ import sys
 from pathlib import Path
 import torch
 from retraind.config import TrainingConfig
-from retraind.worker import batches, model, train
+from retraind.worker import model, train
+from retraind.worker.rows import RowRange
 class Nobody:
     def beat(self, done_share=None): ...
     def is_progress_due(self): return False
     def progress(self, progress): ...
-rows = batches.RowRange(Path(sys.argv[1]), 6, 0, 500)
+rows = RowRange(Path(sys.argv[1]), 6, 0, 500)
 trained, _ = train.train(rows, TrainingConfig(), torch.device("cpu"), Nobody())
 model.serialise(trained)
 print(sorted(name for name in sys.modules if name.startswith(("torch._dynamo", "torch._inductor"))))

@@ -141,7 +141,7 @@ def test_a_job_ends_with_a_candidate_on_disk_that_a_consumer_can_load(supervisor
     assert finished.weights_sha256 == candidate.weights_sha256 == hashlib.sha256(data).hexdigest()
     assert finished.peak_bytes > 100 * 2**20
     assert candidate.weights_bytes == len(data)
-    assert candidate.shape == report.ModelShape(input_dim=5, hidden_dim=24, latent_dim=8)
+    assert candidate.shape == report.ModelShape(input_dim=25, hidden_dim=24, latent_dim=8, window=5)
     assert candidate.tensors == candidate.expected
     assert candidate.evaluation.num_heldout_rows == 100
     assert candidate.training.num_steps == 27
@@ -150,10 +150,10 @@ def test_a_job_ends_with_a_candidate_on_disk_that_a_consumer_can_load(supervisor
     assert candidate.versions["torch"] == torch.__version__
     assert candidate.versions["retraind"] == retraind.__version__
     assert [candidate.checks] == [event.checks for event in supervisor.events if isinstance(event, events.Checked)]
-    loaded = model.build(5, seed=1)
+    loaded = model.build(25, seed=1)
     loaded.load_state_dict(torch.load(io.BytesIO(data), weights_only=True), strict=True)
     # The cache of rows is gone: what is left is the result.
-    assert sorted(path.name for path in supervisor.work_dir.iterdir()) == ["candidate.json", "weights.pt"]
+    assert sorted(path.name for path in supervisor.work_dir.iterdir()) == ["candidate.json", "scorer.pt", "weights.pt"]
 
 
 def test_the_events_tell_the_job_from_hello_to_one_last_word(supervisor, dataset):

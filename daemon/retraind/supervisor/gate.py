@@ -59,9 +59,10 @@ def _facts(tensors: list[TensorFact]) -> dict[str, tuple[list[int], str]]:
 
 def _widths(candidate: Candidate) -> list[Criterion]:
     num_metrics = len(candidate.dataset.metric_names)
-    lengths = {num_metrics, candidate.shape.input_dim, len(candidate.scaler.centre), len(candidate.scaler.scale)}
+    width, rest = divmod(candidate.shape.input_dim, candidate.shape.window)
+    lengths = {num_metrics, width, len(candidate.scaler.centre), len(candidate.scaler.scale)}
     message = "metrics, input width, centres and scales must be equally many, not "
-    if len(lengths) != 1:
+    if len(lengths) != 1 or rest:
         return _one(f"{message}{sorted(lengths)}", code="wrong_tensors", passed=False)
     return _one(f"model and scaler are as wide as the {num_metrics} metrics", code="wrong_tensors", passed=True)
 

@@ -26,7 +26,7 @@ from retraind.config import DataConfig
 log = logging.getLogger(__name__)
 
 # Raised whenever the meaning of the state changes: an older file is then not gone on from.
-SCHEMA = 1
+SCHEMA = 2
 # What training says of itself: names to numbers, tensors, and lists and dictionaries of them.
 State = dict[str, Any]
 _DIGEST_BYTES = 64

@@ -1,8 +1,8 @@
 """A published version as what it is for: rows of raw values to errors by metric, z-scores and anomaly scores.
 
-Owns how a version is found, checked and loaded, and the arithmetic of a score; `retraind.load_model` is this one. Never
-trains, never writes, never reads a dataset, and leaves torch's settings as they were. Raises HostError no_model where
-there is none that can score, host_io where its bytes are not those that were published; ValueError for a wrong array.
+Owns how a version is found, checked and loaded, and how raw values become windows; `retraind.load_model` is this one.
+Never trains, never writes, never reads a dataset, and leaves torch's settings as they were. Raises HostError no_model
+where there is none that can score, host_io where its bytes are not those published; ValueError for a wrong array.
 """
 
 # N rows, B rows of a block, D metrics
@@ -14,18 +14,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_linear_bn_eval
+from torch import Tensor
 
 from retraind import typed_json
 from retraind.errors import HostError
 from retraind.report import Manifest
-from retraind.worker.model import TelemetryAutoencoder, build
+from retraind.worker.model import build
+from retraind.worker.rows import windows_of
+from retraind.worker.scaler import soften
+from retraind.worker.scorer import SCORER_NAME, Scorer, load
 
 # The values of a block of float64 stay in a core's cache (1 MiB) through every step that is taken with them.
 BLOCK_VALUES = 2**17
@@ -37,9 +38,14 @@ Scores = NDArray[np.float32]
 
 
 class Detector:
-    """One published version, whole and checked. Scores are independent of how rows are cut into calls."""
+    """One published version, whole and checked.
 
-    def __init__(self, manifest: Manifest, model: TelemetryAutoencoder) -> None:
+    Rows are consecutive: a row is judged with the `reach - 1` rows before it. Those before the first row of a call are
+    given as `before_ND`, of which the last ones are used; without them the first row stands in for them. So scores do
+    not depend on how rows are cut into calls.
+    """
+
+    def __init__(self, manifest: Manifest, scorer: Scorer) -> None:
         if manifest.threshold is None:
             raise HostError(
                 "no_model", f"version {manifest.version} has no threshold to score by", remedy="train it anew"
@@ -48,37 +54,37 @@ class Detector:
         self.version = manifest.version
         self.metric_names = list(manifest.metric_names)
         self.threshold = manifest.threshold
-        self._centre_D = torch.tensor(manifest.scaler.centre, dtype=torch.float64)
-        self._scale_D = torch.tensor(manifest.scaler.scale, dtype=torch.float64)
-        self._network = _without_batchnorm(model)
+        self.reach = scorer.reach
+        self._scorer = scorer
 
-    def score(self, rows_ND: ArrayLike) -> Scores:
-        """One number a row, shape (N,): above 1 is anomalous. NaN for a row with a value that is not finite.
+    def score(self, rows_ND: ArrayLike, before_ND: ArrayLike | None = None) -> Scores:
+        """One number a row, shape (N,): above 1 is anomalous. NaN for a row without a finite value.
 
-        Takes raw values, shape (N, D), in the order of metric_names. Raises ValueError for any other shape.
+        Takes raw values, shape (N, D), in the order of metric_names; a value that is not finite is a missing one, and
+        has no part in the score. Raises ValueError for any other shape.
         """
         rows_ND = self._checked(rows_ND)
         scores_N = np.empty(len(rows_ND), np.float32)
         with _one_thread():
-            for start, _, errors_BD in self._blocks(rows_ND):
+            for start, _, errors_BD in self._blocks(rows_ND, before_ND):
                 scores_N[start : start + len(errors_BD)] = (errors_BD.mean(dim=1) / self.threshold).numpy()
         return scores_N
 
-    def errors(self, rows_ND: ArrayLike) -> Scores:
-        """The squared error of each metric in units of its variance, shape (N, D); a row's mean over it is its error.
+    def errors(self, rows_ND: ArrayLike, before_ND: ArrayLike | None = None) -> Scores:
+        """Each metric's part in a row's error, shape (N, D); a row's mean over it is its error, score x threshold.
 
-        A row with a value that is not finite is NaN throughout. Raises ValueError as `score` does.
+        NaN throughout for a row without a finite value. Raises ValueError as `score` does.
         """
-        return self.explain(rows_ND)[0]
+        return self.explain(rows_ND, before_ND)[0]
 
-    def explain(self, rows_ND: ArrayLike) -> tuple[Scores, Scores]:
+    def explain(self, rows_ND: ArrayLike, before_ND: ArrayLike | None = None) -> tuple[Scores, Scores]:
         """What `errors` gives, and beside it the z-scores: each value's distance from its metric's mean, (N, D)."""
         rows_ND = self._checked(rows_ND)
         errors_ND, z_ND = np.empty(rows_ND.shape, np.float32), np.empty(rows_ND.shape, np.float32)
         with _one_thread():
-            for start, x_BD, errors_BD in self._blocks(rows_ND):
-                z_ND[start : start + len(x_BD)] = x_BD.numpy()
-                errors_ND[start : start + len(x_BD)] = errors_BD.numpy()
+            for start, z_BD, errors_BD in self._blocks(rows_ND, before_ND):
+                z_ND[start : start + len(z_BD)] = z_BD
+                errors_ND[start : start + len(z_BD)] = errors_BD.numpy()
         return errors_ND, z_ND
 
     def _checked(self, rows_ND: ArrayLike) -> NDArray[np.generic]:
@@ -89,19 +95,39 @@ class Detector:
             raise ValueError(f"rows of type {array.dtype}: numbers are expected")
         return array
 
-    @torch.no_grad()
-    def _blocks(self, rows_ND: NDArray[np.generic]) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Where a block begins, its scaled values and their squared errors, (B, D) each."""
-        step = max(1, BLOCK_VALUES // len(self.metric_names))
+    def _blocks(
+        self, rows_ND: NDArray[np.generic], before_ND: ArrayLike | None
+    ) -> Iterator[tuple[int, Scores, Tensor]]:
+        """Where a block begins, its z-scores and its errors by metric, (B, D) each."""
+        step = max(1, BLOCK_VALUES // (len(self.metric_names) * self.reach))
+        history_RD = self._scaled(self._checked(before_ND)[-self.reach :]) if before_ND is not None else None
         for start in range(0, len(rows_ND), step):
-            # In float64, as the scaler was found: the last digits of a large counter are all that moves in it.
-            raw_BD = torch.from_numpy(rows_ND[start : start + step].astype(np.float64))
-            x_BD = raw_BD.sub_(self._centre_D).div_(self._scale_D)
-            unusable_B = ~torch.isfinite(x_BD.sum(dim=1))  # a sum is as little finite as its parts, and cheaper to ask
-            x_BD = x_BD.clamp_(-MAX_SCALED, MAX_SCALED).float()
-            x_BD[unusable_B] = torch.nan
-            errors_BD: Tensor = self._network(x_BD)
-            yield start, x_BD, errors_BD.sub_(x_BD).square_()
+            z_BD = self._scaled(rows_ND[start : start + step])
+            history_RD = self._history(z_BD[:1] if history_RD is None or not len(history_RD) else history_RD)
+            slots_SD = np.concatenate([history_RD, z_BD])
+            history_RD = slots_SD[len(z_BD) :].copy()
+            soften(slots_SD, self.manifest.scaler.soft_limit)
+            windows_BF = windows_of(torch.from_numpy(slots_SD), self.reach)
+            has_missing = bool(np.isnan(slots_SD.sum()))  # a sum is as little a number as its parts
+            yield start, z_BD, self._scorer.errors(windows_BF, has_missing=has_missing)
+
+    def _history(self, rows_RD: Scores) -> Scores:
+        """The last reach - 1 of these rows, the first of which stands in for what is missing."""
+        num_needed = self.reach - 1
+        rows_RD = rows_RD[len(rows_RD) - min(num_needed, len(rows_RD)) :] if num_needed else rows_RD[:0]
+        num_missing = num_needed - len(rows_RD)
+        return np.concatenate([np.repeat(rows_RD[:1], num_missing, axis=0), rows_RD]) if num_missing else rows_RD
+
+    def _scaled(self, rows_ND: NDArray[np.generic]) -> Scores:
+        """In float64, as the scaler was found: the last digits of a large counter are all that moves in it."""
+        scaler = self.manifest.scaler
+        with np.errstate(over="ignore", invalid="ignore"):
+            z_ND = rows_ND - np.asarray(scaler.centre)
+            z_ND /= np.asarray(scaler.scale)
+        z_ND[np.isinf(rows_ND)] = np.nan
+        np.clip(z_ND, -MAX_SCALED, MAX_SCALED, out=z_ND)
+        scaled_ND: Scores = z_ND.astype(np.float32)
+        return scaled_ND
 
 
 def load_model(path: str | PathLike[str]) -> Detector:
@@ -112,19 +138,26 @@ def load_model(path: str | PathLike[str]) -> Detector:
     directory = _version_dir(Path(path))
     try:
         manifest = typed_json.decode((directory / "manifest.json").read_bytes(), Manifest)
-        data = (directory / "weights.pt").read_bytes()
+        names = ["weights.pt", *(sibling.name for sibling in manifest.siblings if sibling.name == SCORER_NAME)]
+        data = {name: (directory / name).read_bytes() for name in names}
     except OSError as error:
         raise HostError("no_model", f"no model in {path}: {error.strerror}", remedy=REMEDY) from error
     except typed_json.Malformed as error:
         raise HostError("host_io", f"{directory}/manifest.json is damaged: {error}", remedy="publish again") from error
-    # torch does not check the archive's checksums: the digest is compared first.
-    if (found := hashlib.sha256(data).hexdigest()) != manifest.weights_sha256:
-        raise HostError(
-            "host_io", f"{directory}/weights.pt is {found}, not what was published", remedy="check the disk, train anew"
-        )
+    if SCORER_NAME not in data:
+        message = f"version {manifest.version} is of an earlier release, without {SCORER_NAME}"
+        raise HostError("no_model", message, remedy="train it anew")
+    expected = {"weights.pt": manifest.weights_sha256, **{one.name: one.sha256 for one in manifest.siblings}}
+    for name in names:  # torch does not check the archive's checksums: the digest is compared first
+        if (found := hashlib.sha256(data[name]).hexdigest()) != expected[name]:
+            message = f"{directory}/{name} is {found}, not what was published"
+            raise HostError("host_io", message, remedy="check the disk, train anew")
     model = build(manifest.shape.input_dim, seed=0)
-    model.load_state_dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), strict=True)
-    return Detector(manifest, model.eval())
+    model.load_state_dict(
+        torch.load(io.BytesIO(data["weights.pt"]), map_location="cpu", weights_only=True), strict=True
+    )
+    name = f"{directory}/{SCORER_NAME}"
+    return Detector(manifest, load(data[SCORER_NAME], model, manifest.shape.window, torch.device("cpu"), name))
 
 
 @contextmanager
@@ -143,20 +176,3 @@ def _version_dir(path: Path) -> Path:
         path /= "current"
     path = path.resolve()
     return path.parent if path.is_file() else path
-
-
-def _without_batchnorm(model: TelemetryAutoencoder) -> nn.Sequential:
-    """The same function in evaluation mode with half the passes over memory: BatchNorm is folded into its layer.
-
-    The activations overwrite what they are given.
-    """
-    layers: list[nn.Module] = []
-    for half in (model.encoder, model.decoder):
-        for layer in half:
-            if isinstance(layer, nn.BatchNorm1d):
-                layers[-1] = fuse_linear_bn_eval(cast("nn.Linear", layers[-1]), layer)
-            elif isinstance(layer, nn.LeakyReLU):
-                layers.append(nn.LeakyReLU(layer.negative_slope, inplace=True))
-            else:
-                layers.append(layer)
-    return nn.Sequential(*layers).eval()

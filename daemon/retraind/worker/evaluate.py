@@ -1,11 +1,12 @@
 """How good a model is and whether its file holds it: held-out error, threshold, and the weights read back.
 
-Owns what the gate is told, and the rule for the threshold. Never trains and never decides. Memory is bounded by a block
-of rows and 4 bytes for each held-out one, of which there are MAX_HELDOUT_ROWS at most.
+Owns what the gate is told, and the rule for the threshold; what stands out among the held-out rows is seen.py's. Never
+trains and never decides. Memory is bounded by a block of rows and 4 bytes for each held-out one, of which there are
+MAX_HELDOUT_ROWS at most.
 Raises TrainingError non_finite_loss and diverged, HostError host_io for weights that do not read back as written.
 """
 
-# N rows, B rows of a block, D metrics
+# N rows, B rows of a block, D metrics, F = window x metrics
 # ruff: noqa: N803, N806  (tensors carry their shape)
 
 import copy
@@ -21,12 +22,17 @@ from torch import Tensor
 from retraind import report
 from retraind.config import TrainingConfig
 from retraind.errors import HostError, TrainingError
-from retraind.worker.baseline import pca_loss
-from retraind.worker.batches import MAX_HELDOUT_ROWS, RowRange, last_rows, read_blocks
+from retraind.worker.linear import present
 from retraind.worker.model import LATENT_DIM, TelemetryAutoencoder, build, tensor_facts
+from retraind.worker.rows import MAX_HELDOUT_ROWS, RowRange, last_rows, read_blocks
+from retraind.worker.scorer import Scorer
+from retraind.worker.seen import Seen
 
 # What rounding alone leaves of a row: a threshold of 0, of constant data, would call every row anomalous.
 MIN_THRESHOLD = torch.finfo(torch.float32).eps ** 2
+
+# Looked at after every epoch of training.
+MAX_WATCHED_ROWS = 65_536
 
 # Enough that every weight has a part in an answer, and done within a millisecond.
 _NUM_COMPARED_ROWS = 256
@@ -35,29 +41,63 @@ _NUM_COMPARED_ROWS = 256
 Beat = Callable[[float | None], None]
 
 
-@torch.no_grad()
-def mean_losses(
-    model: TelemetryAutoencoder, rows: RowRange, device: torch.device, beat: Beat
-) -> tuple[float, float, Tensor]:
-    """Mean squared error of the reconstruction, of predicting each metric's mean (0 in scaled units), and each row's.
+class _Losses:
+    """Sums of squares over values that are there: of the net's residual by metric, and of the values themselves."""
 
-    In float32, summed in float64. Leaves the model in evaluation mode. The sums are read once, at the end.
+    def __init__(self, rows: RowRange, device: torch.device) -> None:
+        self._has_missing = rows.has_missing
+        self._num_metrics = rows.num_metrics
+        self._sums_3D = torch.zeros(3, rows.num_metrics, dtype=torch.float64, device=device)
+        self._pca_square = torch.zeros((), dtype=torch.float64, device=device)
+
+    def add(self, x_BF: Tensor, rebuilt_BF: Tensor, pca_residual_BF: Tensor) -> None:
+        """A block of windows, its reconstruction by the net, and what principal components leave of it."""
+        residual_BF = rebuilt_BF - present(x_BF, has_missing=self._has_missing)
+        if self._has_missing:
+            is_there_BF = ~x_BF.isnan()
+            residual_BF.mul_(is_there_BF)
+            pca_residual_BF = pca_residual_BF.mul(is_there_BF)
+            self._sums_3D[2] += self._by_metric(is_there_BF)
+        else:
+            self._sums_3D[2] += x_BF.numel() // self._num_metrics
+        self._sums_3D[0] += self._by_metric(residual_BF.square_())
+        self._sums_3D[1] += self._by_metric(present(x_BF, has_missing=self._has_missing).square())
+        self._pca_square += pca_residual_BF.square().sum(dtype=torch.float64)
+
+    def _by_metric(self, values_BF: Tensor) -> Tensor:
+        return values_BF.reshape(-1, self._num_metrics).sum(dim=0, dtype=torch.float64)
+
+    def means(self) -> tuple[float, float, float, list[float]]:
+        """The net's loss, that of predicting the mean, that of principal components; the net's by metric."""
+        number = self._sums_3D[2].sum().clamp(min=1)
+        net, mean = (self._sums_3D[:2].sum(dim=1) / number).tolist()
+        by_metric_D = self._sums_3D[0] / self._sums_3D[2].clamp(min=1)
+        return net, mean, (self._pca_square / number).item(), by_metric_D.tolist()
+
+
+@torch.no_grad()
+def watched_loss(model: TelemetryAutoencoder, rows: RowRange, device: torch.device) -> float:
+    """The mean squared error of the last MAX_WATCHED_ROWS of held-out rows; leaves the model in training mode.
+
+    Told to nobody while it runs: it is done within a second. Raises TrainingError non_finite_loss.
     """
     model.eval()
-    errors_N = torch.empty(rows.num_rows, device=device)
-    squares = torch.zeros(2, dtype=torch.float64, device=device)
-    num_done = 0
-    for block_BD in read_blocks(rows):
-        x_BD = block_BD.to(device)
-        y_BD = model(x_BD)
-        squared_BD = (y_BD - x_BD).square()
-        errors_N[num_done : num_done + len(x_BD)] = squared_BD.mean(dim=1)
-        squares[0] += squared_BD.sum(dtype=torch.float64)
-        squares[1] += x_BD.double().square().sum()
-        num_done += len(x_BD)
-        beat(num_done / rows.num_rows)
-    loss, mean_loss = (squares / (rows.num_rows * rows.num_metrics)).tolist()
-    return loss, mean_loss, errors_N.cpu()
+    square, number = torch.zeros((), dtype=torch.float64, device=device), 0
+    for block_BF in read_blocks(last_rows(rows, MAX_WATCHED_ROWS)):
+        x_BF = block_BF.to(device)
+        residual_BF = model(present(x_BF, has_missing=rows.has_missing)) - x_BF
+        # The difference to a missing value is NaN: left out.
+        square += (
+            residual_BF.square_().nansum(dtype=torch.float64)
+            if rows.has_missing
+            else residual_BF.square_().sum(dtype=torch.float64)
+        )
+        number += int((~x_BF.isnan()).sum()) if rows.has_missing else x_BF.numel()
+    model.train()
+    loss = square.item() / max(number, 1)
+    if not math.isfinite(loss):
+        raise TrainingError("non_finite_loss", f"the held-out loss became {loss}")
+    return loss
 
 
 def threshold_of(errors_N: Tensor, target_share: float) -> report.Threshold:
@@ -80,25 +120,44 @@ def threshold_of(errors_N: Tensor, target_share: float) -> report.Threshold:
 
 
 def evaluate(
-    model: TelemetryAutoencoder,
+    scorer: Scorer,
     training_rows: RowRange,
     heldout_rows: RowRange | None,
-    device: torch.device,
+    metric_names: list[str],
     beat: Beat,
     *,
     false_alarm_share: float = TrainingConfig().false_alarm_share,
 ) -> report.Evaluation:
-    """Held-out error; of the last training rows where none are held out. Raises TrainingError non_finite_loss."""
+    """What the held-out rows say; the last training rows where none are held out. Raises TrainingError non_finite_loss.
+
+    Losses are of the net's own windows, errors and scores are the scorer's.
+    """
     rows = heldout_rows or last_rows(training_rows, MAX_HELDOUT_ROWS)
-    loss, mean_loss, errors_N = mean_losses(model, rows, device, beat)
+    losses = _Losses(rows, scorer.device)
+    seen = Seen(rows, metric_names)
+    num_done = 0
+    for block_BF in read_blocks(rows.seen_through(scorer.reach)):
+        x_BF = block_BF.to(scorer.device)
+        tail_BF = x_BF[:, -rows.input_dim :].contiguous()
+        filled_BF = present(tail_BF, has_missing=rows.has_missing)
+        losses.add(tail_BF, scorer.reconstruction(filled_BF), scorer.pca_residual(filled_BF, LATENT_DIM))
+        seen.add(scorer.errors(x_BF, has_missing=rows.has_missing), x_BF[:, -rows.num_metrics :])
+        num_done += len(x_BF)
+        beat(num_done / rows.num_rows)
+    loss, mean_loss, pca_loss, metric_errors = losses.means()
     if not (math.isfinite(loss) and math.isfinite(mean_loss)):
         raise TrainingError("non_finite_loss", f"the held-out loss is {loss}, predicting the mean gives {mean_loss}")
+    threshold = threshold_of(seen.errors(), false_alarm_share)
     return report.Evaluation(
         num_heldout_rows=heldout_rows.num_rows if heldout_rows else 0,
         heldout_loss=loss,
         mean_loss=mean_loss,
-        pca_loss=pca_loss(training_rows, rows, LATENT_DIM, device, beat),
-        threshold=threshold_of(errors_N, false_alarm_share),
+        pca_loss=pca_loss,
+        threshold=threshold,
+        metric_errors=metric_errors,
+        histogram=seen.histogram(threshold.value),
+        scores=seen.series(threshold.value),
+        worst_rows=seen.worst_rows(threshold.value),
     )
 
 
@@ -126,12 +185,13 @@ def require_same_answers(path: Path, trained: TelemetryAutoencoder, rows: RowRan
     Both run on the CPU, whatever the device was. Raises HostError host_io when they differ: the file is whole, and
     still not the model that was measured.
     """
-    loaded = build(rows.num_metrics, seed=0)
+    loaded = build(rows.input_dim, seed=0)
     loaded.load_state_dict(torch.load(path, map_location="cpu", weights_only=True), strict=True)
     measured = copy.deepcopy(trained).cpu()
-    for x_BD in read_blocks(last_rows(rows, _NUM_COMPARED_ROWS)):
-        found_BD, expected_BD = (model.eval()(x_BD) for model in (loaded, measured))
-        if not torch.allclose(found_BD, expected_BD, rtol=0, atol=0, equal_nan=True):
+    for block_BF in read_blocks(last_rows(rows, _NUM_COMPARED_ROWS)):
+        x_BF = present(block_BF, has_missing=rows.has_missing)
+        found_BF, expected_BF = (model.eval()(x_BF) for model in (loaded, measured))
+        if not torch.allclose(found_BF, expected_BF, rtol=0, atol=0, equal_nan=True):
             remedy = "check memory and disk, and keep the file: it should not happen"
             raise HostError("host_io", f"{path} answers otherwise than the model that was trained", remedy=remedy)
 

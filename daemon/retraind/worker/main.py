@@ -141,12 +141,14 @@ def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) 
     """Trains, evaluates, writes the weights durably and describes what they read back as."""
     emitter.send(events.Stage(name="import"))
     preflight.require_torch(str(load("torch", "no_torch").__version__))
-    from retraind.worker import batches, checkpoint, evaluate, model, train  # noqa: PLC0415  (they need torch)
+    from retraind.worker import checkpoint, evaluate, model, scorer, train  # noqa: PLC0415  (they need torch)
+    from retraind.worker.rows import RowRange, split_rows  # noqa: PLC0415
 
     emitter.send(events.Stage(name="train"))
     device = train.choose_device(order.device)
-    rows = batches.RowRange(ingested.rows.path, ingested.rows.num_metrics, 0, ingested.rows.num_rows)
-    training_rows, heldout_rows = batches.split_rows(rows, order.training.holdout_share)
+    cache = ingested.rows
+    rows = RowRange(cache.path, cache.num_metrics, 0, cache.num_rows, window=order.training.window)
+    training_rows, heldout_rows = split_rows(rows, order.training.holdout_share)
     checkpoints = None
     if order.training.checkpoint_seconds is not None:
         identity = checkpoint.identity_of(
@@ -159,28 +161,35 @@ def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) 
             data=order.data,
         )
         checkpoints = checkpoint.Checkpoints(work_dir / CHECKPOINT_NAME, identity, order.training.checkpoint_seconds)
-    trained, training = train.train(training_rows, order.training, device, emitter, checkpoints)
+    trained, training = train.train(training_rows, order.training, device, emitter, checkpoints, heldout_rows)
 
     emitter.send(events.Stage(name="evaluate"))
+    trained_scorer = scorer.fit_scorer(trained, training_rows, device, emitter.beat)
     evaluation = evaluate.evaluate(
-        trained, training_rows, heldout_rows, device, emitter.beat,
+        trained_scorer, training_rows, heldout_rows, ingested.dataset.metric_names, emitter.beat,
         false_alarm_share=order.training.false_alarm_share,
     )  # fmt: skip
-    weights = model.serialise(trained)
+    weights, beside = model.serialise(trained), scorer.serialise(trained_scorer)
     sha256 = hashlib.sha256(weights).hexdigest()
     fsio.write_atomic(work_dir / WEIGHTS_NAME, weights)
+    fsio.write_atomic(work_dir / scorer.SCORER_NAME, beside)
     evaluate.require_same_answers(work_dir / WEIGHTS_NAME, trained, heldout_rows or training_rows)
     return report.Candidate(
         weights_sha256=sha256,
         weights_bytes=len(weights),
-        shape=model.shape_of(rows.num_metrics),
+        shape=model.shape_of(rows.input_dim, rows.window),
         dataset=ingested.dataset,
         scaler=ingested.scaler,
         training=training,
         evaluation=evaluation,
-        tensors=evaluate.read_back(work_dir / WEIGHTS_NAME, sha256, rows.num_metrics),
-        expected=model.expected_tensors(rows.num_metrics),
+        tensors=evaluate.read_back(work_dir / WEIGHTS_NAME, sha256, rows.input_dim),
+        expected=model.expected_tensors(rows.input_dim),
         versions=versions(),
+        siblings=[
+            report.SiblingFile(
+                name=scorer.SCORER_NAME, sha256=hashlib.sha256(beside).hexdigest(), num_bytes=len(beside)
+            )
+        ],
     )
 
 

@@ -1,17 +1,20 @@
 """The telemetry autoencoder: D metrics - 24 - 8 - 24 - D, with BatchNorm and LeakyReLU.
 
-Owns the architecture and the names of its weights (encoder.0/1/3, decoder.0/1/3), which consumers load with a class
-of their own, and the bytes that a model is written as. Never reads data, never trains. Raises nothing of its own.
+Its input is a window: D metrics of one row, or of several rows one after the other. Owns the architecture and the names
+of its weights (encoder.0/1/3, decoder.0/1/3), which consumers load with a class of their own, and the bytes that a
+model is written as. Never reads data, never trains. Raises nothing of its own.
 """
 
 # B batch, D metrics, H latent
 # ruff: noqa: N803, N806  (tensors carry their shape)
 
+import copy
 import io
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from retraind import report
 
@@ -56,9 +59,26 @@ def build(input_dim: int, seed: int) -> TelemetryAutoencoder:
         return TelemetryAutoencoder(input_dim)
 
 
-def shape_of(input_dim: int) -> report.ModelShape:
+def folded(model: TelemetryAutoencoder) -> nn.Sequential:
+    """The same function in evaluation mode with half the passes over memory: BatchNorm is folded into its layer.
+
+    The weights are copies; the activations overwrite what they are given.
+    """
+    layers: list[nn.Module] = []
+    for half in (model.encoder, model.decoder):
+        for layer in copy.deepcopy(half).eval():
+            if isinstance(layer, nn.BatchNorm1d):
+                layers[-1] = fuse_linear_bn_eval(cast("nn.Linear", layers[-1]), layer)
+            elif isinstance(layer, nn.LeakyReLU):
+                layers.append(nn.LeakyReLU(layer.negative_slope, inplace=True))
+            else:
+                layers.append(layer)
+    return nn.Sequential(*layers).eval()
+
+
+def shape_of(input_dim: int, window: int) -> report.ModelShape:
     """The architecture as the manifest states it."""
-    return report.ModelShape(input_dim=input_dim, hidden_dim=HIDDEN_DIM, latent_dim=LATENT_DIM)
+    return report.ModelShape(input_dim=input_dim, hidden_dim=HIDDEN_DIM, latent_dim=LATENT_DIM, window=window)
 
 
 def tensor_facts(state: dict[str, Tensor]) -> list[report.TensorFact]:

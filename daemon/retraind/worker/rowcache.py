@@ -13,6 +13,7 @@ rows in the first block the total variance is at least (n0/N) (c0 - c)^2, so tha
 # ruff: noqa: N803, N806  (arrays carry their shape)
 
 import io
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from retraind.report import Scaler
 from retraind.worker.readers.source import Beat
-from retraind.worker.scaler import Moments, scale
+from retraind.worker.scaler import Moments, scale, soften
 
 # Read, changed and written back at once: a few milliseconds of disk, and small beside a block of text.
 PASS_BYTES = 4 * 2**20
@@ -46,6 +47,7 @@ class RowCacheWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._num_rows = 0
+        self._max_scaled = 0.0
         self._scaler: Scaler | None = None
 
     def __enter__(self) -> Self:
@@ -68,25 +70,27 @@ class RowCacheWriter:
         with np.errstate(over="ignore"):
             scaled_ND = scale(rows_ND, self._scaler)
         if not np.abs(scaled_ND).max() <= MAX_SCALED:
-            self._move(moments.scaler(), np.zeros(rows_ND.shape[1], dtype=np.bool_), lambda _: None)
+            self._move(moments.scaler(), np.zeros(rows_ND.shape[1], dtype=np.bool_), lambda _: None, is_last=False)
             scaled_ND = scale(rows_ND, self._scaler)
+        self._max_scaled = max(self._max_scaled, float(np.abs(scaled_ND).max()))
         _write_all(self._file, scaled_ND)
         self._num_rows += len(rows_ND)
 
     def finish(self, moments: Moments, beat: Beat) -> RowCache:
-        """Brings all rows to the final scale; constant metrics become exactly 0."""
-        self._move(moments.scaler(), moments.is_constant_D, beat)
+        """Brings all rows to the final scale, values far out softened; constant metrics become exactly 0."""
+        self._move(moments.scaler(), moments.is_constant_D, beat, is_last=True)
         return RowCache(self._path, self._num_rows, len(moments.mean_D))
 
-    def _move(self, target: Scaler, is_constant_D: NDArray[np.bool_], beat: Beat) -> None:
+    def _move(self, target: Scaler, is_constant_D: NDArray[np.bool_], beat: Beat, *, is_last: bool) -> None:
         """Rewrites the file in place from the present scaler to another, some rows at a time."""
         assert self._scaler is not None, "rows were appended"
         centre_D, scale_D = np.asarray(self._scaler.centre), np.asarray(self._scaler.scale)
         gain_D = np.where(is_constant_D, 0.0, scale_D / np.asarray(target.scale))
         offset_D = np.where(is_constant_D, 0.0, (centre_D - np.asarray(target.centre)) / np.asarray(target.scale))
         self._scaler = target
-        if (gain_D == 1.0).all() and (offset_D == 0.0).all():
-            return  # one block was all of the file
+        is_same = (gain_D == 1.0).all() and (offset_D == 0.0).all()  # one block was all of the file
+        if is_same and not (is_last and self._max_scaled > (target.soft_limit or math.inf)):
+            return
         row_bytes = len(gain_D) * 4
         step = max(1, PASS_BYTES // row_bytes)
         for start in range(0, self._num_rows, step):
@@ -94,6 +98,8 @@ class RowCacheWriter:
             self._file.seek(start * row_bytes)
             rows_ND = np.frombuffer(self._file.read(num_rows * row_bytes), "<f4").reshape(num_rows, -1)
             moved_ND = (rows_ND * gain_D + offset_D).astype("<f4")
+            if is_last:
+                soften(moved_ND, target.soft_limit)
             self._file.seek(start * row_bytes)
             _write_all(self._file, moved_ND)
             beat(None)

@@ -1,13 +1,15 @@
 """Centre and scale per metric: moments over blocks of rows, their scaler, and scaling itself. Pure numpy.
 
-Owns the rule for constant metrics. Never reads or writes files. Moments of blocks are merged pairwise as in Chan, Golub
-and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979: no sum of squares of raw
-values is ever formed, so counters near 1e12 with steps of 100 keep all digits of their variance.
+Owns the rules for constant metrics and for values far out. Never reads or writes files. Moments of blocks are merged
+pairwise as in Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances",
+1979: no sum of squares of raw values is ever formed, so counters near 1e12 with steps of 100 keep all digits of their
+variance.
 """
 
 # N rows of a block, D metrics
 # ruff: noqa: N802, N803, N806, N815  (arrays carry their shape)
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +22,9 @@ Floats = NDArray[np.float64]
 # Rounding of float64 leaves a spread of about 1e-16 of the mean in a metric that never changes; a metric that does
 # change by less than a millionth of a millionth of its value holds nothing to learn, only noise to blow up.
 CONSTANT_RATIO = 1e-12
+# Beyond so many deviations a scaled value grows with its logarithm only: one burst of one metric must not decide what
+# is learned, and the largest float64 still fits into a float16. Measured on labelled machines, docs/ARCHITECTURE.md.
+SOFT_LIMIT = 4.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Moments:
     def scaler(self) -> Scaler:
         """The centre is the mean; the scale is the standard deviation, or 1.0 for a constant metric."""
         scale_D = np.where(self.is_constant_D, 1.0, self.std_D)
-        return Scaler(centre=self.mean_D.tolist(), scale=scale_D.tolist())
+        return Scaler(centre=self.mean_D.tolist(), scale=scale_D.tolist(), soft_limit=SOFT_LIMIT)
 
 
 def moments_of(rows_ND: Floats) -> Moments:
@@ -74,3 +79,24 @@ def scale(values_ND: Floats, scaler: Scaler) -> NDArray[np.float32]:
     scaled_ND = values_ND - np.asarray(scaler.centre)
     scaled_ND /= np.asarray(scaler.scale)
     return np.ascontiguousarray(scaled_ND, dtype="<f4")
+
+
+def soften(scaled_ND: NDArray[np.float32], limit: float | None = SOFT_LIMIT) -> NDArray[np.float32]:
+    """Compresses, in place, values beyond `limit` to limit x (1 + ln(|value| / limit)), with their sign. None: nothing.
+
+    The slope is continuous at the limit. NaN stays what it is. Costs one comparison where nothing is beyond.
+    """
+    if limit is None:
+        return scaled_ND
+    beyond = np.abs(scaled_ND) > limit
+    if beyond.any():
+        far = scaled_ND[beyond].astype(np.float64)
+        scaled_ND[beyond] = np.copysign(limit * (1 + np.log(np.abs(far) / limit)), far)
+    return scaled_ND
+
+
+def harden(softened: float, limit: float | None) -> float:
+    """The scaled value that `soften` made this of."""
+    if limit is None or abs(softened) <= limit:
+        return softened
+    return math.copysign(limit * math.exp(abs(softened) / limit - 1), softened)

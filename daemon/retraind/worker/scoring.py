@@ -72,12 +72,18 @@ class ScoredFile:
 
     def __iter__(self) -> Iterator[list[ScoredRow]]:
         log = RowLog(self.time_column)
+        before_RD: NDArray[np.float64] | None = None
         for usable_ND in self._reader.rows(self._detector.metric_names, log):
-            yield self._scored(*log.take(usable_ND))
+            rows, rows_ND = log.take(usable_ND)
+            yield self._scored(rows, rows_ND, before_RD)
+            before_RD = rows_ND if before_RD is None else np.concatenate([before_RD, rows_ND])
+            before_RD = before_RD[-self._detector.reach :]
         self._source.finish()
 
-    def _scored(self, rows: list[Row], rows_ND: NDArray[np.float64]) -> list[ScoredRow]:
-        errors_ND, z_ND = self._detector.explain(rows_ND)
+    def _scored(
+        self, rows: list[Row], rows_ND: NDArray[np.float64], before_RD: NDArray[np.float64] | None
+    ) -> list[ScoredRow]:
+        errors_ND, z_ND = self._detector.explain(rows_ND, before_RD)
         scores_N = errors_ND.mean(axis=1) / self._detector.threshold
         shares_ND = errors_ND / np.maximum(errors_ND.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
         by_error = self._worst(shares_ND, shares_ND)

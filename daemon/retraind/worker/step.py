@@ -6,7 +6,7 @@ the graph costs as much as the arithmetic. A test holds its gradients against au
 AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization". BatchNorm: Ioffe and Szegedy, 2015.
 """
 
-# B batch, D metrics, H hidden, L latent
+# B batch, F = window x metrics, H hidden, L latent
 # ruff: noqa: N803, N806  (tensors carry their shape)
 
 from typing import Any, Protocol, cast
@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from retraind.config import Precision, TrainingConfig
 from retraind.errors import TrainingError
+from retraind.worker.linear import present
 from retraind.worker.model import NEGATIVE_SLOPE, TelemetryAutoencoder
 
 # GradScaler starts at 2**16 and halves on every skip: after so many in a row the scale is 2**-8, where no gradient
@@ -27,13 +28,13 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": tor
 
 
 class Step(Protocol):
-    """Learns from a batch, shape (B, D); the mean loss before the update is returned as a tensor, not waited for."""
+    """Learns from a batch, shape (B, F); the mean loss before the update is returned as a tensor, not waited for."""
 
     @property
     def was_skipped(self) -> bool: ...
     @property
     def num_skipped(self) -> int: ...
-    def __call__(self, x_BD: Tensor) -> Tensor: ...
+    def __call__(self, x_BF: Tensor) -> Tensor: ...
     def finish(self) -> None:
         """Puts what was learned into the model."""
 
@@ -44,19 +45,24 @@ class Step(Protocol):
         """Goes on from the state of another step of the same form."""
 
 
-def make_step(model: TelemetryAutoencoder, training: TrainingConfig, precision: Precision) -> Step:
+def make_step(
+    model: TelemetryAutoencoder, training: TrainingConfig, precision: Precision, *, has_missing: bool = False
+) -> Step:
     """The fastest sound form. The hand-written one is for float32 on a CPU, the only place where it was measured."""
     is_cpu = next(model.parameters()).device.type == "cpu"
     if is_cpu and precision == "float32" and hasattr(torch, "_fused_adamw_"):
-        return HandWrittenStep(model, training)
-    return AutogradStep(model, training, precision)
+        return HandWrittenStep(model, training, has_missing=has_missing)
+    return AutogradStep(model, training, precision, has_missing=has_missing)
 
 
 class AutogradStep:
     """The discipline in the order in which it happens."""
 
-    def __init__(self, model: nn.Module, training: TrainingConfig, precision: Precision) -> None:
+    def __init__(
+        self, model: nn.Module, training: TrainingConfig, precision: Precision, *, has_missing: bool = False
+    ) -> None:
         self._model = model
+        self._has_missing = has_missing
         self._device_type = next(model.parameters()).device.type
         self._precision = precision
         self._optimizer = make_optimizer(model, training)
@@ -68,12 +74,18 @@ class AutogradStep:
     def num_skipped(self) -> int:
         return self._skips.num_skipped
 
-    def __call__(self, x_BD: Tensor) -> Tensor:
+    def __call__(self, x_BF: Tensor) -> Tensor:
         self._optimizer.zero_grad(set_to_none=True)
+        is_there_BF = ~x_BF.isnan() if self._has_missing else None
+        x_BF = present(x_BF, has_missing=self._has_missing)
         is_mixed = self._precision != "float32"
         with torch.amp.autocast(self._device_type, AUTOCAST_DTYPES[self._precision], enabled=is_mixed):
-            y_BD = self._model(x_BD)
-        loss = functional.mse_loss(y_BD.float(), x_BD)  # squares of 256 and more overflow in float16
+            y_BF = self._model(x_BF)
+        y_BF = y_BF.float()  # squares of 256 and more overflow in float16
+        if is_there_BF is None:
+            loss = functional.mse_loss(y_BF, x_BF)
+        else:
+            loss = (y_BF - x_BF).mul(is_there_BF).square().sum() / is_there_BF.sum().clamp(min=1)
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self._scaler.step(self._optimizer)
         self._scaler.update()
@@ -152,8 +164,9 @@ class HandWrittenStep:
     was_skipped = False
     num_skipped = 0
 
-    def __init__(self, model: TelemetryAutoencoder, training: TrainingConfig) -> None:
+    def __init__(self, model: TelemetryAutoencoder, training: TrainingConfig, *, has_missing: bool = False) -> None:
         self._model = model
+        self._has_missing = has_missing
         parameters = [parameter.detach() for parameter in model.parameters()]
         flat = nn.Parameter(torch.cat([parameter.reshape(-1) for parameter in parameters]), requires_grad=False)
         flat.grad = torch.zeros_like(flat)
@@ -164,21 +177,29 @@ class HandWrittenStep:
         self._num_steps = 0
 
     @torch.no_grad()
-    def __call__(self, x_BD: Tensor) -> Tensor:
-        loss = self.gradients_of(x_BD)
+    def __call__(self, x_BF: Tensor) -> Tensor:
+        loss = self.gradients_of(x_BF)
         self._optimizer.step()
         self._num_steps += 1
         return loss
 
     @torch.no_grad()
-    def gradients_of(self, x_BD: Tensor) -> Tensor:
+    def gradients_of(self, x_BF: Tensor) -> Tensor:
         """Leaves the gradients of the mean squared error, as autograd would, and returns the error."""
-        z_BL = functional.leaky_relu_(self._encoder.forward(x_BD), NEGATIVE_SLOPE)
-        y_BD = self._decoder.forward(z_BL)
-        # Not a dot product: some BLAS libraries add up float32 one by one, which is off by 2e-4 for a large batch.
-        loss = functional.mse_loss(y_BD, x_BD)
-        d_y_BD = y_BD.sub_(x_BD).mul_(2.0 / x_BD.numel())
-        d_z_BL = self._decoder.backward(d_y_BD, needs_input=True)
+        is_there_BF = ~x_BF.isnan() if self._has_missing else None
+        x_BF = present(x_BF, has_missing=self._has_missing)
+        z_BL = functional.leaky_relu_(self._encoder.forward(x_BF), NEGATIVE_SLOPE)
+        y_BF = self._decoder.forward(z_BL)
+        if is_there_BF is None:
+            # Not a dot product: some BLAS libraries add up float32 one by one, which is off by 2e-4 for a large batch.
+            loss = functional.mse_loss(y_BF, x_BF)
+            d_y_BF = y_BF.sub_(x_BF).mul_(2.0 / x_BF.numel())
+        else:
+            d_y_BF = y_BF.sub_(x_BF).mul_(is_there_BF)
+            num_there = is_there_BF.sum().clamp_(min=1)
+            loss = d_y_BF.square().sum() / num_there
+            d_y_BF.mul_(2.0 / num_there)
+        d_z_BL = self._decoder.backward(d_y_BF, needs_input=True)
         self._encoder.backward(_leaky_relu_backward(d_z_BL, z_BL), needs_input=False)
         return loss
 

@@ -1,44 +1,35 @@
-"""The training loop: a fresh autoencoder, epochs of batches, one step a batch, and what is told of it.
+"""The training loop: a fresh autoencoder, epochs of batches, one step a batch, the held-out error after each epoch.
 
-Owns the choice of device and precision, what a run reports of itself, and when its state is kept; a step is step's, a
-checkpoint checkpoint's. Never touches files other than the rows it is given. The loss stays on the device and is read
-when it is reported. Raises TrainingError, ResourceError out_of_memory, HostError preflight_failed, and what its
-listener raises.
+Owns the choice of device and precision, and when a run's state is kept; how long is budget's, a step is step's, a
+checkpoint checkpoint's, what is told of it progress's. Never touches files other than the rows it is given. Raises
+TrainingError, ResourceError out_of_memory, HostError preflight_failed, and what its listener raises.
 """
 
-# B batch, D metrics
+# B batch, F = window x metrics
 # ruff: noqa: N806  (tensors carry their shape)
 
 import contextlib
 import logging
-import math
 import platform
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from retraind import events, report
 from retraind.config import Device, Precision, TrainingConfig
 from retraind.errors import HostError, Interrupted, ResourceError, TrainingError
-from retraind.worker.batches import Batches, RowRange
+from retraind.worker.batches import Batches
+from retraind.worker.budget import Best, budget_for
 from retraind.worker.checkpoint import Checkpoints
+from retraind.worker.evaluate import watched_loss
 from retraind.worker.model import TelemetryAutoencoder, build
+from retraind.worker.progress import Listener, Run
+from retraind.worker.rows import RowRange
 from retraind.worker.step import Step, make_step
 
 log = logging.getLogger(__name__)
-
-
-class Listener(Protocol):
-    """Whom training tells how it goes; any of these may raise to stop it between two steps."""
-
-    def beat(self, done_share: float | None = None) -> None: ...
-    def is_progress_due(self) -> bool: ...
-    def progress(self, progress: events.Progress) -> None: ...
-    def send(self, event: events.Event) -> None: ...
 
 
 def choose_device(requested: Device) -> torch.device:
@@ -71,140 +62,52 @@ def precision_in_force(training: TrainingConfig, device: torch.device) -> Precis
     return choose_precision(training.precision, device.type, capability_of(device))
 
 
-class Run:
-    """What a run has done so far: rows, steps, the loss of the current epoch on the device, and what is told of it."""
-
-    def __init__(self, num_rows: int, training: TrainingConfig, device: torch.device, listener: Listener) -> None:
-        self.epoch_losses: list[float] = []
-        self.num_steps = 0
-        self.num_batches = 0  # of the current epoch
-        self.num_resumes = 0
-        self._started_at = time.monotonic()
-        self._seconds_before = 0.0  # of the attempts that this one goes on from
-        self._num_rows_done = 0
-        self._num_rows_total = num_rows * training.epochs
-        self._num_epochs = training.epochs
-        self._device = device
-        self._listener = listener
-        self._num_epoch_rows = 0
-        # float64, since float32 stops adding up after some ten thousand batches.
-        self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-
-    @property
-    def epoch(self) -> int:
-        """The current one, from 1."""
-        return len(self.epoch_losses) + 1
-
-    @property
-    def seconds(self) -> float:
-        return self._seconds_before + time.monotonic() - self._started_at
-
-    @property
-    def rows_per_second(self) -> float:
-        return self._num_rows_done / max(self.seconds, 1e-9)
-
-    def step_done(self, loss: Tensor, num_rows: int, *, was_skipped: bool) -> None:
-        """Adds a batch's mean loss without waiting for it, and reports when that is due."""
-        self.num_steps += 1
-        self.num_batches += 1
-        self._num_rows_done += num_rows
-        if not was_skipped:  # its loss is infinite, and its update did not happen
-            self._num_epoch_rows += num_rows
-            self._loss_sum.add_(loss.detach(), alpha=num_rows)
-        self._listener.beat(self._num_rows_done / self._num_rows_total)
-        if self._listener.is_progress_due():
-            self._report(self._read_loss() if self._num_epoch_rows else None)
-
-    def epoch_done(self) -> None:
-        """Closes the epoch and reports it; this waits for the device. Raises TrainingError when it taught nothing."""
-        if not self._num_epoch_rows:
-            raise TrainingError("diverged", f"fp16 gradients overflow: every step of epoch {self.epoch} was skipped")
-        loss = self._read_loss()
-        self._report(loss)
-        self.epoch_losses.append(loss)
-        self._loss_sum.zero_()
-        self._num_epoch_rows = self.num_batches = 0
-
-    def state(self) -> dict[str, Any]:
-        """What has been done so far, between any two steps."""
-        return {
-            "epoch_losses": self.epoch_losses,
-            "num_steps": self.num_steps,
-            "num_batches": self.num_batches,
-            "num_resumes": self.num_resumes,
-            "num_rows_done": self._num_rows_done,
-            "num_epoch_rows": self._num_epoch_rows,
-            "loss_sum": self._loss_sum,
-            "seconds": self.seconds,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from there: one resume more."""
-        self.epoch_losses = state["epoch_losses"]
-        self.num_steps, self.num_batches = state["num_steps"], state["num_batches"]
-        self.num_resumes = state["num_resumes"] + 1
-        self._num_rows_done, self._num_epoch_rows = state["num_rows_done"], state["num_epoch_rows"]
-        self._loss_sum.copy_(state["loss_sum"])
-        self._seconds_before = state["seconds"]
-
-    def _read_loss(self) -> float:
-        """The mean loss of this epoch's rows so far. Raises TrainingError non_finite_loss."""
-        loss = self._loss_sum.item() / self._num_epoch_rows
-        if not math.isfinite(loss):
-            raise TrainingError("non_finite_loss", f"the loss became {loss} in epoch {self.epoch}")
-        return loss
-
-    def _report(self, loss: float | None) -> None:
-        num_rows_left = self._num_rows_total - self._num_rows_done
-        self._listener.progress(
-            events.Progress(
-                epoch=self.epoch,
-                epochs=self._num_epochs,
-                loss=loss,
-                rows_per_second=self.rows_per_second,
-                seconds_left=num_rows_left / self.rows_per_second,
-                device=self._device.type,
-            )
-        )
-
-
 def train(
     rows: RowRange,
     training: TrainingConfig,
     device: torch.device,
     listener: Listener,
     checkpoints: Checkpoints | None = None,
+    heldout_rows: RowRange | None = None,
 ) -> tuple[TelemetryAutoencoder, report.TrainingReport]:
     """Trains a fresh model on all of `rows` (at least two), or one that `checkpoints` has the state of.
 
+    With `epochs: auto` the weights of the epoch with the lowest error on `heldout_rows` are returned, else the last.
     On a CPU equal rows and settings give equal weights, however often training was broken off and gone on with. Raises
     TrainingError when the weights or the loss do not stay finite, ResourceError out_of_memory.
     """
     torch.set_num_threads(training.num_threads)
     precision = precision_in_force(training, device)
-    with out_of_memory_as_resource_error(training.batch_size):
-        model = build(rows.num_metrics, training.seed).to(device).train()
-        step = make_step(model, training, precision)
-        batches = Batches(
-            rows, training.batch_size, seed=training.seed, device=device, num_workers=training.num_workers
-        )
-        run = Run(rows.num_rows, training, device, listener)
-        keeper = Keeper(checkpoints, run, step, training.epochs, listener)
+    budget = budget_for(rows.num_rows, training)
+    with out_of_memory_as_resource_error(budget.batch_size):
+        model = build(rows.input_dim, training.seed).to(device).train()
+        step = make_step(model, training, precision, has_missing=rows.has_missing)
+        batches = Batches(rows, budget.batch_size, seed=training.seed, device=device, num_workers=training.num_workers)
+        run = Run(rows.num_rows, budget.num_epochs, device, listener)
+        best = Best()
+        keeper = Keeper(checkpoints, run, step, best, budget.num_epochs, listener)
         keeper.restore()
         with keeper.keeping_when_interrupted():
-            while run.epoch <= training.epochs:
-                for x_BD in batches.epoch(run.epoch - 1, run.num_batches):
-                    loss = step(x_BD)
-                    run.step_done(loss, len(x_BD), was_skipped=step.was_skipped)
+            while run.epoch <= budget.num_epochs and not (budget.stops_early and best.is_past):
+                for x_BF in batches.epoch(run.epoch - 1, run.num_batches):
+                    loss = step(x_BF)
+                    run.step_done(loss, len(x_BF), was_skipped=step.was_skipped)
                     keeper.keep_when_due()
                 run.epoch_done()
+                if heldout_rows is not None:  # no listener is called from here to the next step: one piece
+                    step.finish()
+                    run.heldout_losses.append(watched_loss(model, heldout_rows, device))
+                    best.look(run.heldout_losses[-1], model.state_dict())
         step.finish()
+        if budget.stops_early and best.weights is not None:
+            model.load_state_dict(best.weights)
         require_finite(model)
     return model, report.TrainingReport(
-        epochs=training.epochs,
-        batch_size=training.batch_size,
+        epochs=len(run.epoch_losses),
+        batch_size=budget.batch_size,
         num_steps=run.num_steps,
         epoch_losses=run.epoch_losses,
+        heldout_losses=run.heldout_losses,
         seconds=run.seconds,
         rows_per_second=run.rows_per_second,
         device=device.type,
@@ -220,9 +123,9 @@ class Keeper:
     """Keeps the state of a run and its step, and brings it back; does nothing without checkpoints."""
 
     def __init__(
-        self, checkpoints: Checkpoints | None, run: Run, step: Step, num_epochs: int, listener: Listener
+        self, checkpoints: Checkpoints | None, run: Run, step: Step, best: Best, num_epochs: int, listener: Listener
     ) -> None:
-        self._checkpoints, self._run, self._step = checkpoints, run, step
+        self._checkpoints, self._run, self._step, self._best = checkpoints, run, step, best
         self._num_epochs, self._listener = num_epochs, listener
 
     def restore(self) -> None:
@@ -231,6 +134,7 @@ class Keeper:
             return
         self._step.restore(state["step"])
         self._run.restore(state["run"])
+        self._best.restore(state["best"])
         epoch, num_steps = self._run.epoch, self._run.num_steps
         log.info("training goes on from a checkpoint: epoch %d of %d, step %d", epoch, self._num_epochs, num_steps)
         self._listener.send(events.Resumed(epoch=epoch, epochs=self._num_epochs, num_steps=num_steps))
@@ -250,7 +154,9 @@ class Keeper:
             raise
 
     def _keep(self, checkpoints: Checkpoints) -> None:
-        num_bytes = checkpoints.write({"step": self._step.state(), "run": self._run.state()})
+        num_bytes = checkpoints.write(
+            {"step": self._step.state(), "run": self._run.state(), "best": self._best.state()}
+        )
         if num_bytes:
             self._listener.send(
                 events.Checkpointed(
