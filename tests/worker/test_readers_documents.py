@@ -116,10 +116,3 @@ def test_a_report_that_can_not_be_used_is_refused(tmp_path, data, code, words):
     assert error.code == code
     assert words in error.message
     assert error.remedy
-
-
-def test_a_delivery_of_a_metric_stream_is_refused_by_its_name(tmp_path):
-    data = json.dumps({"requestId": "c8", "timestamp": 1651679861072, "records": [{"data": "e30="}]}, indent=2)
-    error = refusal(tmp_path, data.encode())
-    assert error.code == "unsupported_format"
-    assert "CloudWatch" in error.message

@@ -74,6 +74,18 @@ def test_what_is_not_clearly_long_is_wide(tmp_path, data, names):
     assert read.names == names
 
 
+@pytest.mark.parametrize("header", ["host,time,value", "container_ip,timestamp_anon,value", "pod.name,ts,value"])
+def test_samples_of_several_owners_in_turn_are_a_series_each(tmp_path, header):
+    read = Read(tmp_path, table(records(), header))
+    assert (read.format, read.names) == ("csv-long", list(SERIES))
+    np.testing.assert_array_equal(read.rows, VALUES)
+
+
+def test_a_text_that_is_no_owner_makes_no_series(tmp_path):
+    read = Read(tmp_path, table(records(), "state,time,value"))
+    assert (read.format, read.names) == ("csv", ["value"])
+
+
 def test_a_column_of_text_beside_series_time_and_value_is_refused(tmp_path):
     error = refusal(tmp_path, table([("cpu", i, i, f"web{i % 2}") for i in range(20)], "metric,time,value,host"))
     assert (error.code, error.line, error.column) == ("ambiguous_columns", 1, 4)

@@ -8,11 +8,12 @@ made of it.
 import json
 import math
 import re
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from reading import Read, refusal
+from reading import Everything, Read, refusal
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
@@ -120,11 +121,30 @@ def test_a_report_of_a_machine_whose_devices_change_has_rows_with_missing_cells(
     assert read.rows[0, read.names.index("queue.ldavg-15")] == 3.43
 
 
-def test_a_metric_stream_in_its_envelope_is_refused(tmp_path):
-    error = refusal(tmp_path, real("cloudwatch/metric_streams_records.json").read_bytes())
-    assert error.code == "unsupported_format"
-    assert "CloudWatch" in error.message
-    assert "base64d" in error.remedy
+def test_a_metric_stream_in_its_envelope_is_a_series_for_each_statistic(tmp_path):
+    data = real("cloudwatch/metric_streams_records.json").read_bytes()
+    assert refusal(tmp_path, data).code == "too_many_columns"  # 4608 series: a whole account
+    document = json.loads(data)
+    read = Read(tmp_path, json.dumps(document | {"records": document["records"][:2]}).encode(), Everything())
+    assert (read.format, read.rows.shape) == ("cloudwatch", (4, 2300))
+    assert np.count_nonzero(~np.isnan(read.rows), axis=1).tolist() == [44, 524, 540, 1208]
+    sums = {"max": 10515189685.548372, "min": 4376376593.740096, "sum": 11382292826.807701, "count": 2120.0}
+    for statistic, total in sums.items():
+        chosen = [k for k, name in enumerate(read.names) if f"/{statistic}{{" in name or name.endswith(f"/{statistic}")]
+        assert np.nansum(read.rows[:, chosen]) == pytest.approx(total, rel=1e-12)
+    name = '549734399709/us-west-2/AWS/EC2/DiskReadBytes/count{InstanceType="m5ad.2xlarge"}'
+    assert read.rows[3, read.names.index(name)] == 3.0
+
+
+def test_a_trace_of_containers_is_a_series_for_each(tmp_path):
+    with tarfile.open(real("alibaba/pod_gpu_duty_cycle_anon.tar.gz")) as archive:
+        read = Read(tmp_path, archive.extractfile("pod_gpu_duty_cycle_anon.csv").read(), Everything())
+    assert (read.format, read.rows.shape) == ("csv-long", (1441, 143))
+    assert np.count_nonzero(~np.isnan(read.rows)) == 157417
+    assert np.nansum(read.rows) == pytest.approx(1105882.4293983562, rel=1e-12)
+    totals = dict(zip(read.names, np.nansum(read.rows, axis=0).tolist(), strict=True))
+    assert totals["23b8eba99c14e73d454503a55ae96989"] == pytest.approx(17613.561070640724, rel=1e-12)
+    assert totals["ae3389e2979abd8ba8c1eeb9868697e0"] == pytest.approx(8331.066666666668, rel=1e-12)
 
 
 def test_a_table_of_columns_is_read_by_type(tmp_path):
@@ -144,6 +164,12 @@ def test_counters_that_begin_late_are_missing_cells_before(tmp_path):
         describe([path], DataConfig())
     assert raised.value.code == "too_many_bad_rows"
     assert "29 of 30 rows" in raised.value.message
-    read = Read(tmp_path, path.read_bytes())
-    assert read.rows.shape == (1, 916)
-    assert len(read.ignored) == 34
+    read = Read(tmp_path, path.read_bytes(), Everything())
+    assert read.rows.shape == (30, 916)
+    num_gaps = np.count_nonzero(np.isnan(read.rows), axis=0)
+    assert sorted(num_gaps[num_gaps > 0].tolist()) == [1, 4, 20, 29, 29]
+    assert sorted(read.ignored.values()) == ["not_numeric"] * 33 + ["time"]  # the lists of histograms, and the time
+    totals = dict(zip(read.names, np.nansum(read.rows, axis=0).tolist(), strict=True))
+    assert totals["duration"] == 229613312
+    assert totals["cgroup_cpu_usage//user.slice/system/7"] == 2640000000
+    assert totals["cgroup_cpu_usage//system.slice/systemslab-agent.service/user/47"] == 61858700000000

@@ -291,10 +291,12 @@ def test_every_unit_of_the_set_is_known_and_its_case_counts(tmp_path, unit):
         assert other.names == ["b"]
 
 
-def test_several_gpus_in_turn_are_refused(tmp_path):
-    error = refusal(tmp_path, text(NVIDIA, *(gpu_row(i // 2, i % 2) for i in range(20))))
+def test_several_gpus_that_nothing_but_their_name_tells_apart_are_refused(tmp_path):
+    lines = [gpu_row(i // 2).replace("NVIDIA", f"NVIDIA {i % 2}") for i in range(20)]
+    without_index = [line.split(", ") for line in [NVIDIA, *lines]]
+    error = refusal(tmp_path, text(*(", ".join(cells[:1] + cells[2:]) for cells in without_index)))
     assert (error.code, error.line) == ("unsupported_format", 3)
-    assert "-i 0" in error.remedy
+    assert "index" in error.remedy
 
 
 def test_joined_logs_of_nvidia_smi_with_other_columns_are_refused(tmp_path):

@@ -1,12 +1,14 @@
 """Long tables to rows: delimited text with one sample a line, in three columns for series, time and value.
 
-Owns how such a table is known: by a header of exactly these three, one name of SERIES_NAMES, of TIME_NAMES and of
-VALUE_NAMES each, above series that are text. Any other table is wide, as `delimited` reads it; but one that has further
-columns of text beside these three is refused, for its values belong to series that nobody named. Raises DataError
-malformed, ambiguous_columns, no_rows.
+Owns how such a table is known: by a header of exactly these three, one name of SERIES_NAMES, a time and one name of
+VALUE_NAMES each, above series that are text. A name of OWNERS does for the series where the first lines have values of
+two owners: one series of all hosts would be a model of none. Any other table is wide, as `delimited` reads it; but one
+that has further columns of text beside these three is refused, for its values belong to series that nobody named.
+Raises DataError malformed, ambiguous_columns, no_rows.
 """
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ from retraind.worker.readers.timestamps import Clock
 BLOCK_BYTES = 2**20
 SERIES_NAMES = frozenset({"series", "metric", "name", "id", "series_name", "metric_name"})
 VALUE_NAMES = frozenset({"value"})
+TIMES = re.compile("|".join([*sorted(TIME_NAMES), "timestamp_.+"]))
+OWNERS = re.compile(r"(?:.+[_.])?(?:host|hostname|instance|device|node|server|machine|pod|container|ip|id|name)")
 WIDTH = 3
 REMEDY = "write the columns series, time and value; times as ISO 8601 or a number since 1970"
 
@@ -54,6 +58,9 @@ def layout_of(lines: list[str]) -> Layout | None:
         records = [record for record in records if len(record) == len(names)]
         kinds = [_kind([record[column] for record in records], delimiter) for column in range(len(names))]
         others = [column for column in range(len(names)) if column not in roles]
+        is_owner = names[roles[0]].strip().casefold() not in SERIES_NAMES
+        if is_owner and len({record[roles[0]] for record in records}) < 2:
+            return None
         if kinds[roles[0]] != "text" or any(kinds[column] != "text" for column in others):
             return None
         if others:
@@ -70,10 +77,14 @@ def layout_of(lines: list[str]) -> Layout | None:
 
 def _roles(names: list[str]) -> tuple[int, int, int] | None:
     """The columns of series, time and value, if there is one of each."""
-    found = [[i for i, name in enumerate(names) if name in known] for known in (SERIES_NAMES, TIME_NAMES, VALUE_NAMES)]
-    if any(len(columns) != 1 for columns in found):
+    series = [i for i, name in enumerate(names) if name in SERIES_NAMES]
+    times = [i for i, name in enumerate(names) if TIMES.fullmatch(name)]
+    values = [i for i, name in enumerate(names) if name in VALUE_NAMES]
+    if not series and len(names) == WIDTH:
+        series = [i for i, name in enumerate(names) if OWNERS.fullmatch(name)]
+    if any(len(columns) != 1 for columns in (series, times, values)):
         return None
-    return found[0][0], found[1][0], found[2][0]
+    return series[0], times[0], values[0]
 
 
 def _kind(cells: list[str], delimiter: str) -> str:

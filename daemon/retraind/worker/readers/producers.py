@@ -60,7 +60,7 @@ PRODUCERS = (
         identities=frozenset(NVIDIA_IDENTITIES),
         times=frozenset(),
         whose="GPUs",
-        remedy="log each GPU into a file of its own: nvidia-smi -i 0 --query-gpu=... --format=csv -l 1",
+        remedy="log timestamp and index too: nvidia-smi --query-gpu=timestamp,index,... --format=csv -l 1",
     ),
     Producer(
         name="HAProxy",

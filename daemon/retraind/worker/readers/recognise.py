@@ -1,24 +1,21 @@
 """Which text is time series, and in which of their formats: by what it begins with, never by the file's name.
 
-Owns the order of the questions, and what is said of documents that are known and not read. Reads nothing beyond the
-head that it is given. Raises DataError unsupported_format, and what the reader that it chooses raises.
+Owns the order of the questions. Reads nothing beyond the head that it is given. Raises what the reader that it chooses
+raises.
 """
 
-import re
-
 from retraind.config import DataConfig
-from retraind.errors import DataError
+from retraind.worker.readers import gpus
 from retraind.worker.readers.exposition import is_exposition, read_exposition
 from retraind.worker.readers.jsonarray import JsonArrayReader
 from retraind.worker.readers.lineprotocol import is_line_protocol, read_line_protocol
 from retraind.worker.readers.lines import UTF8_BOM
 from retraind.worker.readers.longtable import layout_of, read_long_table
 from retraind.worker.readers.matrix import is_answer, read_matrix
+from retraind.worker.readers.metricstream import is_metric_stream, read_metric_stream
 from retraind.worker.readers.pivot import SeriesReader
 from retraind.worker.readers.sadf import is_report, read_report
 from retraind.worker.readers.source import Source
-
-FIREHOSE = re.compile(r'\{\s*"requestId"\s*:\s*"[^"]*"\s*,\s*"timestamp"\s*:\s*[0-9]+\s*,\s*"records"\s*:\s*\[')
 
 
 def series_reader(source: Source, limits: DataConfig, head: bytes) -> SeriesReader | JsonArrayReader | None:
@@ -35,6 +32,8 @@ def series_reader(source: Source, limits: DataConfig, head: bytes) -> SeriesRead
         return read_exposition(source, limits)
     if is_line_protocol(lines):
         return read_line_protocol(source, limits)
+    if log := gpus.layout_of(lines):
+        return gpus.read_gpus(source, limits, log)
     if layout := layout_of(lines):
         return read_long_table(source, limits, layout)
     return None
@@ -45,13 +44,8 @@ def _document_reader(source: Source, limits: DataConfig, text: str) -> SeriesRea
         return read_matrix(source, limits)
     if is_report(text):
         return read_report(source, limits)
-    if FIREHOSE.match(text):
-        raise DataError(
-            "unsupported_format",
-            f"{source.name} is a delivery of a CloudWatch metric stream by Firehose",
-            line=1,
-            remedy="write a table of time, metric and value: jq -r '.records[].data | @base64d' shows its lines",
-        )
+    if is_metric_stream(text):
+        return read_metric_stream(source, limits, text)
     return None
 
 
