@@ -13,6 +13,7 @@ class Disposition(enum.Enum):
 
     STOP = "stop at start; at reload the configuration in force stays"
     QUARANTINE = "move the dataset to quarantine with the reason, no retry"
+    WAIT = "this dataset waits, the others go on; no attempt is used up"
     DEFER = "wait for the machine to heal; no attempt is used up"
     RESUME = "back to the queue; no attempt is used up"
     RETRY = "try again after a pause, up to worker.max_attempts, then quarantine"
@@ -125,7 +126,7 @@ class HostError(RetraindError):
         {
             "preflight_failed",
             "disk_full",
-            "no_reader",
+            "no_numpy",
             "no_torch",
             "worker_not_started",
             "no_model",
@@ -137,6 +138,14 @@ class HostError(RetraindError):
             "already_running",
         }
     )
+
+
+class ReaderMissing(RetraindError):
+    """The worker's interpreter lacks what one format needs: the fault is the machine's, but other files can be read."""
+
+    disposition = Disposition.WAIT
+    exit_status = 69
+    codes = frozenset({"no_reader"})
 
 
 class Interrupted(RetraindError):
@@ -185,6 +194,7 @@ WORKER_FAMILIES: tuple[type[RetraindError], ...] = (
     DataError,
     DatasetChanged,
     HostError,
+    ReaderMissing,
     Interrupted,
     ResourceError,
     TrainingError,

@@ -3,8 +3,9 @@
 Takes the worker's arguments, needs only the standard library, and knows the protocol by heart: where it and the
 service disagree, the wire has changed. Names: `hold` leaves a checkpoint and waits for <spool>/release, `kill` ends
 itself by SIGKILL, `crash` exits 1, `garbage` sends no JSON, `mute` says nothing, `stubborn` ignores SIGTERM, `refuse`
-reports a bad dataset, `host` defers until <spool>/healed exists, `memory` needs a batch of at most 512, `gate` offers
-NaN, `slow` trains for half a second. As the real one it dies with the service, and on a full disk it says so.
+reports a bad dataset, `host` defers and `reader` waits until <spool>/healed exists, `memory` needs a batch of at most
+512, `gate` offers NaN, `slow` trains for half a second. As the real one it dies with the service, and on a full disk
+it says so.
 """
 
 import ctypes
@@ -152,6 +153,8 @@ match behaviour:
         fail(71, "out_of_memory", "no room for the batch")
     case "host" if not (spool / "healed").exists():
         fail(69, "preflight_failed", "gpu.present: no GPU")
+    case "reader" if not (spool / "healed").exists():
+        fail(69, "no_reader", "no library for this format", remedy="install it")
     case "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 send("ingested", dataset=dataset())

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import sys
+import venv
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,32 @@ def good(num_rows: int, first: int = 0) -> str:
 @pytest.fixture
 def real(make_service) -> Service:
     return make_service(fake=False).start()
+
+
+def test_a_parquet_file_waits_for_pyarrow_while_others_are_trained_and_is_then_read(make_service, tmp_path) -> None:
+    library = pytest.importorskip("pyarrow", reason="needs pyarrow, which is optional")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    venv.create(tmp_path / "venv", symlinks=True)
+    site = tmp_path / f"venv/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+    for entry in Path(library.__file__).parents[1].iterdir():
+        if not entry.name.startswith(("retraind", "__editable__", "_virtualenv", "pyarrow")):
+            (site / entry.name).symlink_to(entry)
+    service = make_service(fake=False)
+    service.settings["worker"]["python"] = str(tmp_path / "venv/bin/python")
+    service.write_config()
+    service.start()
+    file = io.BytesIO()
+    parquet.write_table(library.table({f"m{metric}": np.sin(np.arange(900.0) * metric) for metric in range(3)}), file)
+    service.drop("lake.parquet", file.getvalue())
+    reason = service.wait_for_state("lake.parquet", "deferred")["reason"]
+    assert reason["code"] == "no_reader"
+    assert "python3-pyarrow" in reason["remedy"]
+    service.drop("node.csv", good(3000))
+    service.wait_for_state("node.csv", "published")
+    (site / "pyarrow").symlink_to(Path(library.__file__).parent)
+    service.signal(signal.SIGHUP)
+    assert service.wait_for_state("lake.parquet", "published")["attempts"] == 1
+    assert service.live()["dataset"]["format"] == "parquet"
 
 
 def load_live(service: Service) -> tuple[dict[str, object], torch.nn.Module]:

@@ -229,6 +229,25 @@ def test_a_machine_fault_defers_uses_no_attempt_and_heals_by_itself(service: Ser
     assert service.names("quarantine") == []
 
 
+def test_a_dataset_that_waits_for_its_reader_holds_up_no_other_and_is_read_once_it_is_there(service: Service) -> None:
+    service.drop("reader.csv")
+    job = service.wait_for_state("reader.csv", "deferred")
+    assert job["reason"]["code"] == "no_reader"
+    for name in ("one.csv", "two.csv"):
+        service.drop(name)
+        service.wait_for_state(name, "published")
+    assert service.metric("retraind_job_retries_total", cause="no_reader") >= 1
+    assert service.metric("retraind_fault", fault="worker") == 0
+    assert service.status()["faults"] == {}
+    service.stop()
+    service.start()  # a restart forgets nothing, and looks at once
+    job = service.wait_for_state("reader.csv", "deferred")
+    (service.spool / "healed").touch()
+    service.signal(signal.SIGHUP)
+    assert service.wait_for_state("reader.csv", "published")["attempts"] == 1
+    assert service.names("quarantine") == []
+
+
 def test_a_worker_interpreter_that_does_not_run_defers_and_heals(make_service) -> None:
     service = make_service()
     good = service.settings["worker"]["python"]

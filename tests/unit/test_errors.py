@@ -23,10 +23,11 @@ FAMILIES = {
         Disposition.DEFER,
         69,
         (
-            "already_running disk_full host_io no_model no_reader no_torch port_taken preflight_failed spool_unusable "
+            "already_running disk_full host_io no_model no_numpy no_torch port_taken preflight_failed spool_unusable "
             "state_unusable unreadable worker_not_started"
         ),
     ),
+    errors.ReaderMissing: (Disposition.WAIT, 69, "no_reader"),
     errors.Interrupted: (Disposition.RESUME, 75, "terminated"),
     errors.ResourceError: (Disposition.RETRY_SMALLER, 71, "out_of_memory"),
     errors.TrainingError: (Disposition.RETRY_FLOAT32, 70, "diverged non_finite_loss"),
@@ -39,7 +40,9 @@ FAMILIES = {
 }
 FROM_WORKERS = [(family, code) for family in errors.WORKER_FAMILIES for code in sorted(family.codes)]
 # What a machine can do wrong: no dataset is ever blamed for one of these.
-OF_THE_MACHINE = errors.HostError.codes | errors.PublishError.codes | errors.Interrupted.codes
+OF_THE_MACHINE = (
+    errors.HostError.codes | errors.ReaderMissing.codes | errors.PublishError.codes | errors.Interrupted.codes
+)
 
 
 def test_the_tree_is_the_one_that_is_written_down() -> None:

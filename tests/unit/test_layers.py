@@ -41,7 +41,7 @@ DOORS = {
     "rich": ("commands.screen",),
     "numpy": ("worker.",),
     "pandas": ("worker.",),
-    "pyarrow": ("worker.readers.parquet",),
+    "pyarrow": ("worker.readers.arrowtable",),
     "torch": (
         *("worker.model", "worker.batches", "worker.step", "worker.train", "worker.checkpoint", "worker.evaluate"),
         *("worker.rows", "worker.linear", "worker.scorer", "worker.seen", "worker.budget", "worker.progress"),

@@ -201,6 +201,7 @@ def test_a_job_is_counted_by_its_result_and_only_success_has_a_time(told: Metric
         (Disposition.RETRY_SMALLER, "smaller_batch"),
         (Disposition.RETRY_FLOAT32, "float32"),
         (Disposition.DEFER, "machine"),
+        (Disposition.WAIT, "no_reader"),
     ],
 )
 def test_a_repeated_attempt_is_counted_by_its_cause(told: Metrics, disposition: Disposition, cause: str) -> None:

@@ -1,5 +1,8 @@
 """The table of dispositions: what becomes of a job for every way in which an attempt can end, and how long it rests."""
 
+from datetime import timedelta
+
+import msgspec
 import pytest
 from builders import make_job
 
@@ -14,6 +17,7 @@ BAD_DATA = errors.DataError("malformed", "no number", line=3, column=2, remedy="
 NOT_A_FILE = errors.IntakeError("vanished", "gone")
 CHANGED = errors.DatasetChanged("changed_while_reading", "written to")
 NO_GPU = errors.HostError("preflight_failed", "no GPU")
+NO_READER = errors.ReaderMissing("no_reader", "no pyarrow")
 ASKED_TO_STOP = errors.Interrupted("terminated", "stopped")
 NO_MEMORY = errors.ResourceError("out_of_memory", "no room")
 DIVERGED = errors.TrainingError("diverged", "loss 1e9")
@@ -34,6 +38,9 @@ def running(attempts: int, **changes: object) -> Job:
         # the machine's fault: the attempt is given back, the whole queue rests
         (NO_GPU, 1, "deferred", 0, 1, True),
         (NO_GPU, 3, "deferred", 2, 1, True),
+        # what one format needs is missing: the attempt is given back, the others go on
+        (NO_READER, 1, "deferred", 0, 1, False),
+        (NO_READER, 3, "deferred", 2, 1, False),
         # asked to stop: given back, no pause
         (ASKED_TO_STOP, 1, "queued", 0, 0, False),
         (ASKED_TO_STOP, 3, "queued", 2, 0, False),
@@ -57,8 +64,15 @@ def test_the_error_decides_what_becomes_of_the_job(
     assert step.reason == reason_of(error)
 
 
+@pytest.mark.parametrize(("age", "pause"), [(0, 1), (-3600, 1), (1, 1), (7, 7), (300, 300), (86_400, 600)])
+def test_what_waits_for_its_reader_waits_as_long_again_as_it_is_old(age: float, pause: float) -> None:
+    job = running(1)
+    job = msgspec.structs.replace(job, updated_at=job.created_at + timedelta(seconds=age))
+    assert next_step(job, NO_READER, CONFIG, 0).pause_seconds == pause
+
+
 def test_the_table_covers_every_disposition_of_an_attempt() -> None:
-    tried = {BAD_DATA, NO_GPU, ASKED_TO_STOP, CRASHED, NO_MEMORY, DIVERGED}
+    tried = {BAD_DATA, NO_GPU, NO_READER, ASKED_TO_STOP, CRASHED, NO_MEMORY, DIVERGED}
     # The other two never come from an attempt: a bad configuration stops the service, publishing has its own retry.
     assert {error.disposition for error in tried} == set(Disposition) - {Disposition.STOP, Disposition.RETRY_PUBLISH}
 
@@ -97,7 +111,7 @@ def test_training_that_diverged_is_tried_once_in_float32(
     assert (step.state, step.precision) == expected
 
 
-@pytest.mark.parametrize("error", [CRASHED, NO_GPU, ASKED_TO_STOP, CHANGED])
+@pytest.mark.parametrize("error", [CRASHED, NO_GPU, NO_READER, ASKED_TO_STOP, CHANGED])
 def test_what_earlier_attempts_lowered_stays_lowered(error: RetraindError) -> None:
     step = next_step(running(2, batch_size=512, precision="float32"), error, CONFIG, 0)
     assert (step.batch_size, step.precision) == (512, "float32")

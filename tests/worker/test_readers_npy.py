@@ -152,7 +152,7 @@ def archive(kind):
         (b"\x28\xb5\x2f\xfd\x04\x00", "zstd within another compression"),
         (b"BZh91AY&SY", "bz2 within another compression"),
         (b"\xfd7zXZ\x00\x00", "xz within another compression"),
-        (b"ARROW1\x00\x00", "Arrow"),
+        (b"FEA1\x00\x00", "Feather of version 1"),
         (pickle.dumps([1, 2]), "pickle"),
         (gzip.compress(b"a\n1\n"), "gzip within another compression"),
         (b"1,2\n\0\0\0\0", "binary"),

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from reading import Read, refusal
 
-from retraind.worker.readers import parquet
+from retraind.errors import ReaderMissing
+from retraind.worker.readers import arrowtable, parquet
 
 ROWS = np.random.default_rng(5).normal(size=(300, 4))
 
@@ -27,20 +28,23 @@ def saved(columns, **options):
     return file.getvalue()
 
 
-def test_without_pyarrow_the_file_is_refused_and_the_package_is_named(tmp_path, monkeypatch):
+def test_without_pyarrow_the_file_waits_and_the_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    error = refusal(tmp_path, b"PAR1\x15\x04")
-    assert error.code == "unsupported_format"
-    assert "Parquet" in error.message
-    assert "install pyarrow" in error.remedy
-    assert "CSV" in error.remedy
+    with pytest.raises(ReaderMissing) as raised:
+        Read(tmp_path, b"PAR1\x15\x04")
+    assert raised.value.code == "no_reader"
+    assert "Parquet" in raised.value.message
+    assert "python3-pyarrow" in raised.value.remedy
+    assert "retraind[arrow]" in raised.value.remedy
+    assert "CSV" in raised.value.remedy
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "zstd"}, {"row_group_size": 7}, {"use_dictionary": False}])
 @pytest.mark.parametrize("block_bytes", [1, parquet.BLOCK_BYTES])
 def test_columns_of_numbers_are_metrics_whatever_their_type(tmp_path, monkeypatch, arrow, options, block_bytes):
-    monkeypatch.setattr(parquet, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(parquet, "SAMPLE_ROWS", 10)
+    for module in (arrowtable, parquet):
+        monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(module, "SAMPLE_ROWS", 10)
     columns = {
         "time": arrow.array(range(300), arrow.timestamp("ms")),
         "load": ROWS[:, 0],

@@ -11,7 +11,7 @@ import pytest
 from reading import Read
 
 from retraind.config import DataConfig
-from retraind.errors import DataError, HostError
+from retraind.errors import DataError, ReaderMissing
 from retraind.worker.ingest import describe
 from retraind.worker.readers.source import Source
 
@@ -121,7 +121,7 @@ def test_what_unpacks_to_nothing_is_empty(tmp_path, codec):
 def test_zstd_without_a_library_waits_for_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "compression.zstd", None)
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(HostError) as raised:
+    with pytest.raises(ReaderMissing) as raised:
         Read(tmp_path, b"\x28\xb5\x2f\xfd\x04\x00")
     assert raised.value.code == "no_reader"
     assert "python3-zstandard" in raised.value.remedy
@@ -130,7 +130,7 @@ def test_zstd_without_a_library_waits_for_the_package(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("module", "codec"), [("bz2", "bz2"), ("lzma", "xz")])
 def test_a_python_without_a_codec_reads_all_but_that(tmp_path, monkeypatch, module, codec):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(HostError) as raised:
+    with pytest.raises(ReaderMissing) as raised:
         Read(tmp_path, pack(codec, b"a\n1\n"))
     assert raised.value.code == "no_reader"
     assert Read(tmp_path, b"a\n1\n").rows.tolist() == [[1]]

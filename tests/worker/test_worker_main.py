@@ -341,11 +341,11 @@ def test_an_interpreter_without_torch_is_the_machines_fault(supervisor, dataset,
     assert "worker.python" in supervisor.events[-1].remedy
 
 
-def test_an_interpreter_without_a_reader_is_the_machines_fault(supervisor, dataset, bare_python):
+def test_an_interpreter_without_numpy_is_the_machines_fault(supervisor, dataset, bare_python):
     python = bare_python("numpy")
     supervisor.start(dataset, command=(python, "-s", str(PACKAGE / "worker")), environ={"PYTHONPATH": ""})
     assert supervisor.finish() == errors.HostError.exit_status
-    assert supervisor.events[-1].code == "no_reader"
+    assert supervisor.events[-1].code == "no_numpy"
     assert "numpy" in supervisor.events[-1].message
 
 

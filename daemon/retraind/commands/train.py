@@ -68,7 +68,7 @@ def _attempt_until_done(job: Job, config: Config, files: list[Path], work: Path,
         if error is None:
             return
         step = schedule.next_step(job, error, config, 0)
-        if step.state is not JobState.DEFERRED or step.holds_queue:
+        if step.state is not JobState.DEFERRED or step.attempts < job.attempts:  # what is waited for is not the job
             raise error
         screen.complain(f"trying again: {error}")
         changes = {"batch_size": step.batch_size, "precision": step.precision, "attempts": step.attempts + 1}

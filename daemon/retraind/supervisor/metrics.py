@@ -32,6 +32,7 @@ RETRIES = {
     Disposition.RETRY_SMALLER: "smaller_batch",
     Disposition.RETRY_FLOAT32: "float32",
     Disposition.DEFER: "machine",
+    Disposition.WAIT: "no_reader",
 }
 # More than any count that is meant: a number of a worker gone mad must end neither the loop nor every later scrape.
 _MAX_NUMBER = 2.0**63

@@ -43,10 +43,11 @@ class Queue:
         self._due: dict[str, float] = {}
 
     def reconfigure(self, config: Config) -> None:
-        """Takes the new intervals; what was held is tried again, since the new values may be what it waits for."""
+        """Takes the new intervals; what waits is tried again, since the new values may be what it waits for."""
         self._config = config
         self._intake.quiet_seconds = config.intake.quiet_seconds
         self.hold_until = self.scan_at = 0.0
+        self._due.clear()
 
     def wake(self, now: float) -> None:
         """Something happened in incoming/: look soon."""

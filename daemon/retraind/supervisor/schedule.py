@@ -1,6 +1,7 @@
 """What becomes of a job after an attempt, and when: pure decisions from the error's disposition. No I/O, no clock.
 
-`next_step` is the table of dispositions in code; `backoff` the only place where pauses grow.
+`next_step` is the table of dispositions in code; `backoff` and `wait_for_reader` the only places where pauses
+grow.
 """
 
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from retraind.job import Job, JobState, Reason
 # soon after the fault goes, without filling the log.
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
+# A dataset that waits for a library costs a worker's start each time, and a reload asks at once.
+_LONGEST_WAIT_SECONDS = 600.0
 # Below this a batch is no longer what exhausted the memory.
 _SMALLEST_BATCH = 64
 
@@ -37,6 +40,12 @@ def backoff(num_failures: int) -> float:
     return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** min(max(num_failures, 1) - 1, 16))
 
 
+def wait_for_reader(job: Job) -> float:
+    """Seconds until a library is looked for again: as long again as the job is old, bounded. Needs no count."""
+    age = (job.updated_at - job.created_at).total_seconds()  # of two wall clocks, so perhaps negative
+    return min(_LONGEST_WAIT_SECONDS, max(_FIRST_PAUSE_SECONDS, age))
+
+
 def reason_of(error: RetraindError) -> Reason:
     """The error as it stands in a job's record and in a reason file."""
     return Reason(code=error.code, message=error.message, line=error.line, column=error.column, remedy=error.remedy)
@@ -55,6 +64,8 @@ def next_step(job: Job, error: RetraindError, config: Config, num_deferrals: int
         case Disposition.DEFER:
             pause = backoff(num_deferrals + 1)
             return replace(retry, attempts=job.attempts - 1, pause_seconds=pause, holds_queue=True)
+        case Disposition.WAIT:
+            return replace(retry, attempts=job.attempts - 1, pause_seconds=wait_for_reader(job))
         case _ if job.attempts >= config.worker.max_attempts:
             return end
         case Disposition.RETRY:

@@ -120,7 +120,7 @@ def work(order: Order, emitter: Emitter) -> events.Finished:
     preflight.require(checks)
 
     emitter.send(events.Stage(name="ingest"))
-    load("retraind.worker.ingest", "no_reader")
+    load("retraind.worker.ingest", "no_numpy")
     from retraind.worker.ingest import ingest  # noqa: PLC0415  (it needs numpy and pandas)
 
     ingested = ingest([Path(dataset) for dataset in order.datasets], work_dir, order.data, emitter.beat)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
-from retraind.worker.readers import exposition, npy, npz, parquet
+from retraind.worker.readers import arrowipc, exposition, npy, npz, parquet
 from retraind.worker.readers.columns import Column
 from retraind.worker.readers.delimited import DelimitedReader
 from retraind.worker.readers.jsonlines import JsonLinesReader
@@ -31,9 +31,7 @@ FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"7z\xbc\xaf\x27\x1c", "7-Zip"),
     (b"\x04\x22\x4d\x18", "LZ4"),
     (b"\xff\x06\x00\x00sNaPpY", "Snappy"),
-    (b"ARROW1", "an Arrow file"),
-    (b"FEA1", "Feather"),
-    (b"\xff\xff\xff\xff", "an Arrow stream"),
+    (b"FEA1", "Feather of version 1, which nothing writes any more"),
     (b"ORC", "ORC"),
     (b"Obj\x01", "Avro"),
     (b"\x89HDF", "HDF5"),
@@ -76,6 +74,8 @@ def open_reader(source: Source, limits: DataConfig, spill_dir: Path | None = Non
         return npy.NpyReader(source, limits, spill_dir)
     if head.startswith(parquet.MAGIC):
         return parquet.ParquetReader(source, limits, spill_dir)
+    if head.startswith((arrowipc.START, arrowipc.CONTINUATION)):
+        return arrowipc.ArrowIpcReader(source, limits, spill_dir)
     if npz.is_npz(head):
         return npz.NpzReader(source, limits, spill_dir)
     refuse_foreign(head, source.name)

@@ -1,7 +1,7 @@
 """Compressed bytes to content: gzip, bzip2, xz and zstd, known by their first bytes, all members one after the other.
 
 Owns what the libraries do not agree on: each codec is a `Decompressor` that ends with its member and never gives more
-at once than was asked for. Raises DataError truncated and malformed, HostError no_reader where this Python has
+at once than was asked for. Raises DataError truncated and malformed, ReaderMissing where this Python has
 nothing for a codec. Holds a member's window and one piece of input in memory, whatever it unpacks to.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
-from retraind.errors import DataError, HostError
+from retraind.errors import DataError, ReaderMissing
 
 # Libraries copy what a member leaves over, so a file of many short members is fed in small pieces.
 PACKED_BYTES = 2**16
@@ -107,7 +107,7 @@ def _library(names: tuple[str, ...], remedy: str) -> Any:
             return import_module(name)
         except ImportError:
             continue
-    raise HostError(
+    raise ReaderMissing(
         "no_reader", f"the worker's Python can not unpack the file: it lacks {' and '.join(names)}", remedy=remedy
     )
 
