@@ -99,7 +99,6 @@ def test_a_real_table_is_read_with_its_numbers(tmp_path, name, num_rows, num_met
         ("vmstat/mpstat-A-2-5.txt", 1, "a table for the screen, as sar, mpstat"),
         ("vmstat/iostat-x.txt", 1, "a table for the screen, as sar, mpstat, iostat"),
         ("vmstat/vmstat-at-5-10.txt", 1, "a table for the screen, as vmstat"),
-        ("alibaba/pod_gpu_duty_cycle_anon.tar.gz", None, "a tar archive"),
     ],
 )
 def test_a_real_table_that_is_no_series_of_rows_is_refused_with_what_to_do(tmp_path, name, line, words):

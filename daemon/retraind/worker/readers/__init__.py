@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
-from retraind.worker.readers import arrowipc, exposition, npy, npz, parquet
+from retraind.worker.readers import arrowipc, exposition, npy, npz, parquet, tar
 from retraind.worker.readers.columns import Column
 from retraind.worker.readers.delimited import DelimitedReader
 from retraind.worker.readers.jsonlines import JsonLinesReader
@@ -76,6 +76,8 @@ def open_reader(source: Source, limits: DataConfig, spill_dir: Path | None = Non
         return parquet.ParquetReader(source, limits, spill_dir)
     if head.startswith((arrowipc.START, arrowipc.CONTINUATION)):
         return arrowipc.ArrowIpcReader(source, limits, spill_dir)
+    if tar.is_tar(head):
+        return tar.TarReader(source, limits, spill_dir, lambda member: open_reader(member, limits, spill_dir))
     if npz.is_npz(head):
         return npz.NpzReader(source, limits, spill_dir)
     refuse_foreign(head, source.name)
@@ -91,8 +93,6 @@ def refuse_foreign(head: bytes, name: str) -> None:
     foreign = next((what for magic, what in FOREIGN if head.startswith(magic)), None)
     if head[:1] == b"\x80" and head[1:2] in PICKLE_PROTOCOLS:
         foreign = "a Python pickle, which is never loaded"
-    if foreign is None and head[257:262] == b"ustar":
-        foreign = "a tar archive"
     if foreign is None and (head.startswith(UTF16_BOMS) or _is_utf16(head)):
         raise DataError(
             "encoding", f"{name} is UTF-16; UTF-8 is expected", line=1, remedy="convert it: iconv -f UTF-16 -t UTF-8"
