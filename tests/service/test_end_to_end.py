@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import sys
 import venv
 from pathlib import Path
@@ -57,6 +58,18 @@ def test_a_parquet_file_waits_for_pyarrow_while_others_are_trained_and_is_then_r
     reason = service.wait_for_state("lake.parquet", "deferred")["reason"]
     assert reason["code"] == "no_reader"
     assert "python3-pyarrow" in reason["remedy"]
+    (tmp_path / "lake.parquet").write_bytes(file.getvalue())
+    command = [
+        sys.executable,
+        "-m",
+        "retraind",
+        "train",
+        str(tmp_path / "lake.parquet"),
+        "--models",
+        str(tmp_path / "m"),
+    ]
+    by_hand = subprocess.run([*command, "--config", service.config_path], capture_output=True, text=True, check=False)
+    assert (by_hand.returncode, "no_reader" in by_hand.stderr) == (69, True)  # and it does not wait
     service.drop("node.csv", good(3000))
     service.wait_for_state("node.csv", "published")
     (site / "pyarrow").symlink_to(Path(library.__file__).parent)

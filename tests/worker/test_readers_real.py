@@ -28,6 +28,14 @@ def real(name):
     return path
 
 
+def test_every_file_at_hand_has_its_figures_or_its_refusal_in_a_test():
+    if not FORMATS.is_dir():
+        pytest.skip("needs ../shared/data/formats relative to the repository root")
+    written = "".join(path.read_text() for path in (Path(__file__), Path(__file__).with_name("test_real_tables.py")))
+    names = [str(path.relative_to(FORMATS)) for path in FORMATS.rglob("*") if path.is_file()]
+    assert [name for name in names if f'"{name}"' not in written] == []
+
+
 @pytest.mark.parametrize(
     ("name", "num_series", "log_sum", "some"),
     [

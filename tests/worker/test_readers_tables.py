@@ -219,7 +219,7 @@ def test_several_tables_or_records_of_sadf_are_refused_with_the_way_to_export_on
     error = refusal(tmp_path, text(SADF, *rows, *lines))
     assert error.code == "unsupported_format"
     assert error.line in {num_good + 2, num_good + 3}
-    assert "sadf -d -- -u" in error.remedy
+    assert "sadf -j" in error.remedy
 
 
 def test_records_of_several_processors_are_refused_also_without_the_hash(tmp_path):

@@ -34,7 +34,7 @@ QUOTED_ROW = re.compile(rb'(?:"[^"]*")?(?:,(?:"[^"]*")?)*')
 SADF_HEADER = b"# hostname;interval;timestamp;"
 # Restarts and comments of the record, which sadf writes between its rows with an interval of -1.
 SADF_EVENT = re.compile(rb"[^;]*;-1;[^;]*;(?:LINUX-RESTART|COM\b).*")
-SADF_REMEDY = "export one table with one record per time stamp, for example: sadf -d -- -u"
+SADF_REMEDY = "export all as JSON: sadf -j FILE -- -A; or a table of one record per time stamp: sadf -d FILE -- -u"
 # The first words of tables that are made for a screen: the tool, and how to get a file from the same numbers.
 SCREEN_TABLES = (
     (re.compile(rb"Linux \S+ \([^)]*\)\s+[0-9][-0-9/.]+.*"), "sar, mpstat, iostat or pidstat"),
@@ -102,7 +102,7 @@ def _refuse_screen_table(line: bytes, number: int) -> None:
                 "unsupported_format",
                 f"this is a table for the screen, as {tools} writes it",
                 line=number,
-                remedy="record by sar -o FILE and export it by sadf -d FILE -- -u, or record by dool --output FILE",
+                remedy="record by sar -A -o FILE and export it by sadf -j FILE -- -A, or record by dool --output FILE",
             )
 
 

@@ -76,7 +76,7 @@ PRODUCERS = (
         identities=frozenset({*SADF_IDENTITIES, "FILESYSTEM"}),
         times=frozenset({"interval"}),
         whose="hosts, processors or devices",
-        remedy="export one table with one record per time stamp, for example: sadf -d -- -u",
+        remedy="export all as JSON: sadf -j FILE -- -A; or a table of one record per time stamp: sadf -d FILE -- -u",
     ),
 )
 
