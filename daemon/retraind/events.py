@@ -15,7 +15,7 @@ PROTOCOL = 1
 MAX_LINE_BYTES = 4 * 2**20
 
 # What a preflight looks at and what it may say: closed sets, since both become labels of a metric.
-CHECKS = ("host.memory", "host.disk", "host.shm", "host.cpu", "gpu.present")
+CHECKS = ("host.memory", "host.disk", "host.shm", "host.cpu", "gpu.present", "driver.kernel_module")
 CHECK_STATUSES = ("pass", "warn", "fail", "skip", "unknown")
 
 

@@ -48,6 +48,17 @@ def judge(name, device="auto", num_workers=0, **changes):
         ("gpu.present", {"device": "cuda"}, "fail", "device is cuda"),
         ("gpu.present", {"device": "cuda", "gpu_addresses": None}, "fail", "device is cuda"),
         ("gpu.present", {"device": "cpu", "gpu_addresses": ("0000:65:00.0",)}, "skip", "device is cpu"),
+        ("driver.kernel_module", {}, "skip", "blocked by gpu.present"),
+        ("driver.kernel_module", {"device": "cpu", "gpu_addresses": ("0000:65:00.0",)}, "skip", "device is cpu"),
+        ("driver.kernel_module", {"gpu_addresses": ("0000:65:00.0",), "driver_version": "550.54"}, "pass", "550.54"),
+        ("driver.kernel_module", {"gpu_addresses": ("0000:65:00.0",)}, "warn", "training on the CPU"),
+        ("driver.kernel_module", {"device": "cuda", "gpu_addresses": ("0000:65:00.0",)}, "fail", "not loaded"),
+        (
+            "driver.kernel_module",
+            {"device": "cuda", "gpu_addresses": ("0000:65:00.0",), "nouveau_loaded": True},
+            "fail",
+            "nouveau",
+        ),
     ],
 )
 def test_the_verdict_follows_from_the_facts(name, changes, status, words):
@@ -113,6 +124,16 @@ def test_gpus_are_found_by_maker_and_class(root):
     assert preflight.gather(root, root).gpu_addresses == ("0000:01:00.0", "0000:65:00.0")
 
 
+def test_the_loaded_kernel_modules_are_found(root):
+    assert not preflight.gather(root, root).nouveau_loaded
+    (root / "sys/module/nouveau").mkdir(parents=True)
+    version = root / "proc/driver/nvidia/version"
+    version.parent.mkdir(parents=True)
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5\n")
+    facts = preflight.gather(root, root)
+    assert (facts.driver_version, facts.nouveau_loaded) == ("550.54.15", True)
+
+
 def test_a_machine_that_tells_nothing_is_judged_without_an_error(tmp_path):
     checks = preflight.run("auto", tmp_path / "gone", num_workers=1, root=tmp_path)
     assert {check.name: check.status for check in checks} == {
@@ -121,6 +142,7 @@ def test_a_machine_that_tells_nothing_is_judged_without_an_error(tmp_path):
         "host.shm": "warn",
         "host.cpu": "pass",
         "gpu.present": "skip",
+        "driver.kernel_module": "skip",
     }
 
 

@@ -41,6 +41,8 @@ class Facts:
     num_cpus: int
     cpu_quota: float | None
     gpu_addresses: tuple[str, ...] | None
+    driver_version: str = ""
+    nouveau_loaded: bool = False
 
 
 def run(device: Device, work_dir: Path, *, num_workers: int = 0, root: Path | None = None) -> list[Check]:
@@ -85,6 +87,8 @@ def gather(work_dir: Path, root: Path) -> Facts:
         num_cpus=len(os.sched_getaffinity(0)),
         cpu_quota=_cpu_quota(root),
         gpu_addresses=gpu_addresses(root),
+        driver_version=driver_version(root),
+        nouveau_loaded=(root / "sys/module/nouveau").is_dir(),
     )
 
 
@@ -96,6 +100,7 @@ def verdicts(facts: Facts, device: Device, work_dir: Path, num_workers: int) -> 
         _judge_shm(facts, num_workers),
         _judge_cpu(facts),
         _judge_gpu(facts, device),
+        _judge_kernel_module(facts, device),
     ]
 
 
@@ -151,6 +156,24 @@ def _judge_gpu(facts: Facts, device: Device) -> Check:
     if device == "auto":
         return Check(name=name, status="skip" if found == () else "unknown", message=f"{message}: training on the CPU")
     remedy = "check the card and the virtual machine's passthrough, or set device: auto"
+    return Check(name=name, status="fail", message=f"{message}, but device is cuda", remedy=remedy)
+
+
+def _judge_kernel_module(facts: Facts, device: Device) -> Check:
+    """A GPU whose driver is not loaded is of no use to torch, which would only say that there is none."""
+    name = "driver.kernel_module"
+    if device == "cpu":
+        return Check(name=name, status="skip", message="device is cpu")
+    if not facts.gpu_addresses:
+        return Check(name=name, status="skip", message="blocked by gpu.present")
+    if facts.driver_version:
+        return Check(name=name, status="pass", message=f"NVIDIA's kernel module {facts.driver_version} is loaded")
+    message = "NVIDIA's kernel module is not loaded"
+    remedy = "install the driver for this kernel (dkms status, uname -r), then modprobe nvidia and read dmesg"
+    if facts.nouveau_loaded:
+        message, remedy = f"{message}, nouveau is", "blacklist nouveau, rebuild the initramfs and reboot"
+    if device == "auto":
+        return Check(name=name, status="warn", message=f"{message}: training on the CPU", remedy=remedy)
     return Check(name=name, status="fail", message=f"{message}, but device is cuda", remedy=remedy)
 
 
