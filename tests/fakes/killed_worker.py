@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from retraind import fsio
-from retraind.worker import checkpoint, evaluate, main, step, train
+from retraind.worker import checkpoint, evaluate, main, progress, step, train
 
 EVERY_STEPS = 3
 plan = Path(os.environ["RETRAIND_TEST_PLAN"])
@@ -47,7 +47,7 @@ class Checkpoints(checkpoint.Checkpoints):
         return num_bytes
 
 
-class Run(train.Run):
+class Run(progress.Run):
     num_steps_before = 0
 
     def step_done(self, loss: Tensor, num_rows: int, *, was_skipped: bool) -> None:
