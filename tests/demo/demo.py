@@ -7,6 +7,7 @@ each step did what it should.
 
 import csv
 import json
+import math
 import os
 import shutil
 import signal
@@ -33,7 +34,7 @@ models: {dir: models}
 state: {dir: state}
 metrics: {listen: "127.0.0.1:0"}
 intake: {quiet_seconds: 0.5, rescan_seconds: 2}
-training: {epochs: 50}  # the default of 5 is over before one can look
+training: {epochs: 50}  # the default is over before one can look
 """
 SHOWN = ("retraind_jobs_total", "retraind_rows", "retraind_model", "retraind_ready", "retraind_worker_exits")
 
@@ -116,13 +117,14 @@ def use_model() -> None:
     print(f"    training  {training['epochs']} epochs on {training['device_name']} ({training['precision']}), "
           f"{training['rows_per_second']:,.0f} rows/s, loss {training['epoch_losses'][-1]:.4f}")  # fmt: skip
     print(f"    held-out  error {evaluation['heldout_loss']:.4f} (predicting the mean: {evaluation['mean_loss']:.4f})")
-    centre, scale = (torch.tensor(manifest["scaler"][key], dtype=torch.float64) for key in ("centre", "scale"))
-    normal = centre.clone()
-    strange = centre.clone()
-    strange[manifest["metric_names"].index("gpu_temperature_celsius")] = 104.0
+    scaler, window = manifest["scaler"], manifest["shape"]["window"]
+    metric = manifest["metric_names"].index("gpu_temperature_celsius")
+    z = (104.0 - scaler["centre"][metric]) / scaler["scale"][metric]
+    windows_2WD = torch.zeros(2, window, len(manifest["metric_names"]))  # all at their centres
+    windows_2WD[1, -1, metric] = scaler["soft_limit"] * (1 + math.log(z / scaler["soft_limit"]))
     with torch.no_grad():
-        x_ND = ((torch.stack([normal, strange]) - centre) / scale).float()
-        normal_error, strange_error = ((model(x_ND) - x_ND) ** 2).mean(dim=1).tolist()
+        x_2F = windows_2WD.flatten(1)
+        normal_error, strange_error = ((model(x_2F) - x_2F) ** 2).mean(dim=1).tolist()
     print(f"    error of an average row {normal_error:.3f}, of the same with a GPU at 104 C {strange_error:.3f}")
     if not strange_error > normal_error:
         raise SystemExit("the model does not see the hot GPU")

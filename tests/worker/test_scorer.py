@@ -7,7 +7,7 @@ import torch
 from retraind.errors import HostError, Interrupted
 from retraind.worker import linear, model, scorer
 from retraind.worker.rows import RowRange, read_blocks
-from retraind.worker.scorer import MIN_USUAL, MIN_USUAL_OF_CONSTANT, POWER, fit_scorer, reach
+from retraind.worker.scorer import MIN_USUAL, MIN_USUAL_OF_CONSTANT, NEWEST_ROW_WEIGHT, POWER, fit_scorer, reach
 
 CPU = torch.device("cpu")
 D = 6
@@ -59,7 +59,8 @@ def test_the_error_is_the_mean_of_usual_residuals_to_the_power(tmp_path, window)
         floor = np.array([MIN_USUAL] * 5 + [MIN_USUAL_OF_CONSTANT])
         usual = np.maximum(np.sqrt((amount**2).mean(axis=(0, 1))), floor)
         assert found.paths[number].usual_D.numpy() == pytest.approx(usual, rel=1e-3)
-        expected += ((amount / usual) ** POWER).mean(axis=1)
+        parts = (amount / usual) ** POWER
+        expected += parts.mean(axis=1) + NEWEST_ROW_WEIGHT * parts[:, -1]
     assert found.errors(x, has_missing=False).numpy() == pytest.approx(expected, rel=5e-3, abs=1e-4)
 
 

@@ -26,6 +26,9 @@ from retraind.worker.rows import RowRange, spread_rows
 SCORER_NAME = "scorer.pt"
 
 POWER = 1.5
+# How much the newest row counts beside the mean over its window: without it a spike of one metric in one row drowns
+# among the rows before it. More finds such spikes better and long faults worse.
+NEWEST_ROW_WEIGHT = 0.5
 # Components of the path over the net's own window, and of the one over LONG_WINDOWS of it: what lasts for longer than
 # a window shows there first.
 NUM_COMPONENTS, NUM_LONG_COMPONENTS = 16, 24
@@ -94,9 +97,12 @@ class Scorer:
             amount_BWD = self.residual(path, filled_BF).view(len(x_BF), -1, num_metrics).abs_().div_(path.usual_D)
             amount_BWD.mul_(amount_BWD.sqrt())
             if is_there_BWD is None:
-                errors_BD += amount_BWD.mean(dim=1)
+                errors_BD += amount_BWD.mean(dim=1).add_(amount_BWD[:, -1], alpha=NEWEST_ROW_WEIGHT)
             else:
-                errors_BD += _mean_of_present(amount_BWD, is_there_BWD[:, -amount_BWD.shape[1] :])
+                is_there_tail_BWD = is_there_BWD[:, -amount_BWD.shape[1] :]
+                errors_BD += _mean_of_present(amount_BWD, is_there_tail_BWD)
+                newest_BD = _mean_of_present(amount_BWD[:, -1:], is_there_tail_BWD[:, -1:])
+                errors_BD.add_(newest_BD, alpha=NEWEST_ROW_WEIGHT)
         if is_there_BWD is not None:
             errors_BD[~is_there_BWD[:, -1].any(dim=1)] = torch.nan
         return errors_BD
@@ -106,7 +112,7 @@ def _mean_of_present(amount_BWD: Tensor, is_there_BWD: Tensor) -> Tensor:
     """Shape (B, D), such that a row's mean is the mean over all values of its window that are there."""
     num_metrics = amount_BWD.shape[2]
     num_there_B = is_there_BWD.sum(dim=(1, 2)).clamp_(min=1)
-    return amount_BWD.mul_(is_there_BWD).sum(dim=1) * (num_metrics / num_there_B).unsqueeze(1)
+    return amount_BWD.mul(is_there_BWD).sum(dim=1) * (num_metrics / num_there_B).unsqueeze(1)
 
 
 @torch.no_grad()
