@@ -160,7 +160,10 @@ def test_headers_that_lie_cost_neither_time_nor_memory(tmp_path):
     plain = bytearray(packed(DAYS[0], form=tarfile.GNU_FORMAT))
     plain[124:136] = b"\xff" * 10 + b"\xfe\x00"
     plain[148:156] = b"%06o\0 " % (256 + sum(plain[:148]) + sum(plain[156:512]))
-    assert "negative" in refusal(tmp_path, bytes(plain)).message
+    refused = refusal(tmp_path, bytes(plain))
+    assert refused.code == "malformed"
+    # Newer releases of Python's own reader notice it before ours does.
+    assert "negative" in refused.message or "invalid" in refused.message
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
