@@ -144,7 +144,7 @@ def _start_on_port_of(holder: socket.socket, make_service) -> Service:
 def test_a_port_that_is_taken_is_waited_for(make_service, holder: socket.socket) -> None:
     service = _start_on_port_of(holder, make_service)
     assert "READY=1" not in service.notifications()
-    assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in service.notifications())
+    eventually(lambda: any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in service.notifications()), "more time")
     holder.close()
     eventually(lambda: "READY=1" in service.notifications(), "READY once the port is free")
 
