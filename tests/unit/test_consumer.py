@@ -17,13 +17,6 @@ NAME = "telemetry_autoencoder"
 WAIT_SECONDS = 120
 
 
-@pytest.fixture
-def publisher(tmp_path: Path) -> Publisher:
-    publisher = Publisher(tmp_path / "models", NAME)
-    publisher.open()
-    return publisher
-
-
 def publish(publisher: Publisher, number: int) -> str:
     weights = b"%d" % number * 5_000
     path = publisher.models_dir.parent / "work.pt"

@@ -23,13 +23,6 @@ from retraind.supervisor.versions import damage, read_history, read_manifest, ve
 NAME = "telemetry_autoencoder"
 
 
-@pytest.fixture
-def publisher(tmp_path: Path) -> Publisher:
-    publisher = Publisher(tmp_path / "models", NAME)
-    publisher.open()
-    return publisher
-
-
 def publish(publisher: Publisher, number: int, sign: tuple[str, ...] = ()) -> Manifest:
     """The job of that number, whose weights are its number."""
     weights = b"%d" % number

@@ -1,7 +1,5 @@
 """`retraind models show`: one version in text, from the facts of its page; `--json` is its manifest."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 from builders import HOSTILE, JOB_ID, NOW, OTHER_ID, make_bare, make_manifest
@@ -12,13 +10,6 @@ from retraind.report import Candidate, Manifest
 from retraind.supervisor.publish import Publisher
 
 NAME = "telemetry_autoencoder"
-
-
-@pytest.fixture
-def publisher(tmp_path: Path) -> Publisher:
-    publisher = Publisher(tmp_path / "models", NAME)
-    publisher.open()
-    return publisher
 
 
 def publish(publisher: Publisher, facts: Manifest, job_id: str) -> Manifest:

@@ -26,13 +26,6 @@ WAIT_SECONDS = 120
 
 
 @pytest.fixture
-def publisher(tmp_path: Path) -> Publisher:
-    publisher = Publisher(tmp_path / "models", NAME)
-    publisher.open()
-    return publisher
-
-
-@pytest.fixture
 def narrow_umask() -> Iterator[None]:
     old = os.umask(0o077)
     yield

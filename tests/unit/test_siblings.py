@@ -20,13 +20,6 @@ SHA256 = "ab" * 32
 
 
 @pytest.fixture
-def publisher(tmp_path: Path) -> Publisher:
-    publisher = Publisher(tmp_path / "models", "telemetry_autoencoder")
-    publisher.open()
-    return publisher
-
-
-@pytest.fixture
 def work_dir(tmp_path: Path) -> Path:
     path = tmp_path / "work"
     path.mkdir()
