@@ -5,7 +5,7 @@ stand in reason files, so a code is never renamed. This module does no I/O and k
 """
 
 import enum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class Disposition(enum.Enum):
@@ -47,6 +47,11 @@ class RetraindError(Exception):
     def __str__(self) -> str:
         """One line for the log: code, place, what happened, what to do."""
         return describe(self.code, self.message, self.line, self.column, self.remedy)
+
+    def within(self, name: str) -> Self:
+        """The same error, told of the one of several files that it is in."""
+        message = f"{name}: {self.message}"
+        return type(self)(self.code, message, line=self.line, column=self.column, remedy=self.remedy)
 
 
 def describe(code: str, message: str, line: int | None, column: int | None, remedy: str) -> str:

@@ -9,8 +9,8 @@ import math
 from retraind.config import GateConfig
 from retraind.report import Candidate, Criterion, TensorFact, unfit
 
-# Ten thousand rows in all, as a tenth is held out. With fewer, the usual five epochs are under 25 steps: the net has
-# hardly left its first weights, and somebody who tries the service with a small file wants to see it publish.
+# Ten thousand rows in all, as a tenth is held out. With fewer, a handful of epochs that somebody asked for leaves the
+# net near its first weights, and who tries the service with a small file wants to see it publish.
 MIN_COMPARED_ROWS = 1000
 
 

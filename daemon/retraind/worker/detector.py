@@ -138,8 +138,9 @@ def load_model(path: str | PathLike[str]) -> Detector:
     directory = _version_dir(Path(path))
     try:
         manifest = typed_json.decode((directory / "manifest.json").read_bytes(), Manifest)
-        names = ["weights.pt", *(sibling.name for sibling in manifest.siblings if sibling.name == SCORER_NAME)]
-        data = {name: (directory / name).read_bytes() for name in names}
+        digests = {one.name: one.sha256 for one in manifest.siblings if one.name == SCORER_NAME}
+        digests["weights.pt"] = manifest.weights_sha256
+        data = {name: (directory / name).read_bytes() for name in digests}
     except OSError as error:
         raise HostError("no_model", f"no model in {path}: {error.strerror}", remedy=REMEDY) from error
     except typed_json.Malformed as error:
@@ -147,9 +148,8 @@ def load_model(path: str | PathLike[str]) -> Detector:
     if SCORER_NAME not in data:
         message = f"version {manifest.version} is of an earlier release, without {SCORER_NAME}"
         raise HostError("no_model", message, remedy="train it anew")
-    expected = {"weights.pt": manifest.weights_sha256, **{one.name: one.sha256 for one in manifest.siblings}}
-    for name in names:  # torch does not check the archive's checksums: the digest is compared first
-        if (found := hashlib.sha256(data[name]).hexdigest()) != expected[name]:
+    for name, expected in digests.items():  # torch does not check the archive's checksums: these come first
+        if (found := hashlib.sha256(data[name]).hexdigest()) != expected:
             message = f"{directory}/{name} is {found}, not what was published"
             raise HostError("host_io", message, remedy="check the disk, train anew")
     model = build(manifest.shape.input_dim, seed=0)

@@ -22,9 +22,8 @@ from torch import Tensor
 from retraind import report
 from retraind.config import TrainingConfig
 from retraind.errors import HostError, TrainingError
-from retraind.worker.linear import present
 from retraind.worker.model import LATENT_DIM, TelemetryAutoencoder, build, tensor_facts
-from retraind.worker.rows import MAX_HELDOUT_ROWS, RowRange, last_rows, read_blocks
+from retraind.worker.rows import MAX_HELDOUT_ROWS, RowRange, last_rows, present, read_blocks
 from retraind.worker.scorer import Scorer
 from retraind.worker.seen import Seen
 
@@ -45,23 +44,19 @@ class _Losses:
     """Sums of squares over values that are there: of the net's residual by metric, and of the values themselves."""
 
     def __init__(self, rows: RowRange, device: torch.device) -> None:
-        self._has_missing = rows.has_missing
         self._num_metrics = rows.num_metrics
         self._sums_3D = torch.zeros(3, rows.num_metrics, dtype=torch.float64, device=device)
         self._pca_square = torch.zeros((), dtype=torch.float64, device=device)
 
-    def add(self, x_BF: Tensor, rebuilt_BF: Tensor, pca_residual_BF: Tensor) -> None:
-        """A block of windows, its reconstruction by the net, and what principal components leave of it."""
-        residual_BF = rebuilt_BF - present(x_BF, has_missing=self._has_missing)
-        if self._has_missing:
-            is_there_BF = ~x_BF.isnan()
-            residual_BF.mul_(is_there_BF)
-            pca_residual_BF = pca_residual_BF.mul(is_there_BF)
-            self._sums_3D[2] += self._by_metric(is_there_BF)
+    def add(self, filled_BF: Tensor, residual_BF: Tensor, pca_residual_BF: Tensor, is_there_BF: Tensor | None) -> None:
+        """A block of windows with 0 for what is missing, and what the net and principal components leave of it."""
+        if is_there_BF is None:
+            self._sums_3D[2] += filled_BF.numel() // self._num_metrics
         else:
-            self._sums_3D[2] += x_BF.numel() // self._num_metrics
-        self._sums_3D[0] += self._by_metric(residual_BF.square_())
-        self._sums_3D[1] += self._by_metric(present(x_BF, has_missing=self._has_missing).square())
+            residual_BF, pca_residual_BF = residual_BF.mul(is_there_BF), pca_residual_BF.mul(is_there_BF)
+            self._sums_3D[2] += self._by_metric(is_there_BF)
+        self._sums_3D[0] += self._by_metric(residual_BF.square())
+        self._sums_3D[1] += self._by_metric(filled_BF.square())
         self._pca_square += pca_residual_BF.square().sum(dtype=torch.float64)
 
     def _by_metric(self, values_BF: Tensor) -> Tensor:
@@ -85,14 +80,13 @@ def watched_loss(model: TelemetryAutoencoder, rows: RowRange, device: torch.devi
     square, number = torch.zeros((), dtype=torch.float64, device=device), 0
     for block_BF in read_blocks(last_rows(rows, MAX_WATCHED_ROWS)):
         x_BF = block_BF.to(device)
-        residual_BF = model(present(x_BF, has_missing=rows.has_missing)) - x_BF
-        # The difference to a missing value is NaN: left out.
-        square += (
-            residual_BF.square_().nansum(dtype=torch.float64)
-            if rows.has_missing
-            else residual_BF.square_().sum(dtype=torch.float64)
-        )
-        number += int((~x_BF.isnan()).sum()) if rows.has_missing else x_BF.numel()
+        filled_BF = present(x_BF, has_missing=rows.has_missing)
+        residual_BF = model(filled_BF) - filled_BF
+        number += x_BF.numel()
+        if rows.has_missing:
+            residual_BF.mul_(~x_BF.isnan())
+            number -= int(x_BF.isnan().sum())
+        square += residual_BF.square_().sum(dtype=torch.float64)
     model.train()
     loss = square.item() / max(number, 1)
     if not math.isfinite(loss):
@@ -138,10 +132,12 @@ def evaluate(
     num_done = 0
     for block_BF in read_blocks(rows.seen_through(scorer.reach)):
         x_BF = block_BF.to(scorer.device)
-        tail_BF = x_BF[:, -rows.input_dim :].contiguous()
-        filled_BF = present(tail_BF, has_missing=rows.has_missing)
-        losses.add(tail_BF, scorer.reconstruction(filled_BF), scorer.pca_residual(filled_BF, LATENT_DIM))
-        seen.add(scorer.errors(x_BF, has_missing=rows.has_missing), x_BF[:, -rows.num_metrics :])
+        filled_BF = present(x_BF, has_missing=rows.has_missing)
+        is_there_BF = ~x_BF.isnan() if rows.has_missing else None
+        residuals, own_BF = scorer.residuals(filled_BF), filled_BF[:, -rows.input_dim :]
+        is_own_there_BF = None if is_there_BF is None else is_there_BF[:, -rows.input_dim :]
+        losses.add(own_BF, residuals[0], scorer.pca_residual(own_BF, LATENT_DIM), is_own_there_BF)
+        seen.add(scorer.errors_of(residuals, is_there_BF), x_BF[:, -rows.num_metrics :])
         num_done += len(x_BF)
         beat(num_done / rows.num_rows)
     loss, mean_loss, pca_loss, metric_errors = losses.means()

@@ -180,9 +180,7 @@ def _file_named(name: str, num_files: int) -> Iterator[None]:
     except DataError as error:
         if num_files == 1:
             raise
-        raise DataError(
-            error.code, f"{name}: {error.message}", line=error.line, column=error.column, remedy=error.remedy
-        ) from error
+        raise error.within(name) from error
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from retraind.worker.rows import FLOAT_BYTES, RowRange, spread_rows
+from retraind.worker.rows import FLOAT_BYTES, RowRange, present, spread_rows
 
 # Directions of variance and typical errors are known from so many rows, so the fit does not grow with the dataset.
 MAX_FIT_ROWS = 131_072
@@ -90,8 +90,3 @@ def _fit_by_iteration(rows: RowRange, num_components: int, beat: Beat) -> Linear
         torch.default_generator.manual_seed(_SEED)
         _, _, axes_FK = torch.svd_lowrank(x_NF.sub_(mean_F), num_found, niter=_NUM_ITERATIONS)
     return LinearPath(mean_F, axes_FK.contiguous())
-
-
-def present(x_BF: Tensor, *, has_missing: bool) -> Tensor:
-    """The windows with 0, each metric's centre, for what is missing; as they are where nothing can be."""
-    return torch.nan_to_num(x_BF, nan=0.0, posinf=torch.inf, neginf=-torch.inf) if has_missing else x_BF

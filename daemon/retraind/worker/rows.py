@@ -177,3 +177,8 @@ def spread_rows(rows: RowRange, limit: int) -> Iterator[Tensor]:
     step = rows.num_rows / num_blocks
     for index in range(num_blocks):
         yield from read_blocks(rows.part(int(index * step), block_rows))
+
+
+def present(x_BF: Tensor, *, has_missing: bool) -> Tensor:
+    """The windows with 0, each metric's centre, for what is missing; as they are where nothing can be."""
+    return torch.nan_to_num(x_BF, nan=0.0, posinf=torch.inf, neginf=-torch.inf) if has_missing else x_BF

@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from retraind.config import Precision, TrainingConfig
 from retraind.errors import TrainingError
-from retraind.worker.linear import present
 from retraind.worker.model import NEGATIVE_SLOPE, TelemetryAutoencoder
+from retraind.worker.rows import present
 
 # GradScaler starts at 2**16 and halves on every skip: after so many in a row the scale is 2**-8, where no gradient
 # that float16 can hold overflows for being scaled. It is the loss itself that is infinite, long before the scale is 0.

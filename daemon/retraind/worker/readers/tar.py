@@ -246,9 +246,7 @@ def _named(member: _Member) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(
-            error.code, f"{member.name}: {error.message}", line=error.line, column=error.column, remedy=error.remedy
-        ) from error
+        raise error.within(member.name) from error
 
 
 def _truncated() -> DataError:
