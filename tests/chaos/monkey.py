@@ -51,14 +51,16 @@ class Monkey:
         }  # fmt: skip
 
     def run(self, seconds: float) -> None:
+        """Blows for so long; a service that still runs since the last time is the one that is struck."""
         until = time.monotonic() + seconds
-        self.start()
+        if self.service.process is None:
+            self.start()
         while time.monotonic() < until:
             self._pause.wait(self._rng.uniform(0.0, 0.08))
             action = self._rng.choices(list(self._actions), list(self._actions.values()))[0]
             if (until - time.monotonic()) % _SPELL_SECONDS > _BLOWS_SECONDS:
                 action = self._rng.choice([self.drop, self.write_on, self.go_on])
-            assert self.service.process.poll() is None, "the service ended by itself"
+            assert self.service.process.poll() is None, f"the service ended by itself: {self.service.log()[-2000:]}"
             action()
 
     def calm_down(self) -> None:

@@ -80,7 +80,7 @@ class Swept:
     def sweep(self, limits: SpoolConfig, *, ahead_days: float = 0.0, keep_ns: int | None = None) -> None:
         for _ in range(1000):
             self.turn(limits, ahead_days=ahead_days, keep_ns=keep_ns)
-            if self.retention.due_at - self.now >= retention._PAUSE_SECONDS:
+            if self.retention._fd < 0 and not self.retention._is_cut:
                 return
         raise AssertionError("a sweep without an end")
 
@@ -277,3 +277,14 @@ def test_a_file_that_comes_after_a_sweep_is_seen_soon(swept: Swept) -> None:
 
 def test_a_file_has_every_field_that_tells_it_from_another() -> None:
     assert [field.name for field in dataclasses.fields(Archived)] == ["arrived_ns", "name", "size", "inode"]
+
+
+def test_the_next_look_is_when_the_oldest_that_stays_becomes_too_old(swept: Swept) -> None:
+    arrive(swept.spool.done, "a.csv", b"a")
+    arrived_ns = (swept.spool.done / "a.csv").lstat().st_ctime_ns
+    swept.retention.look(0.0, arrived_ns + DAY_NS - 20 * 10**9, days(1), None)
+    assert swept.retention.due_at == pytest.approx(20.0)
+    swept.retention.look(swept.retention.due_at, arrived_ns + DAY_NS, days(1), None)  # not older than the limit yet
+    assert swept.retention.due_at == pytest.approx(20.0 + retention._PAUSE_A_SLICE_SECONDS)
+    swept.retention.look(swept.retention.due_at, arrived_ns + DAY_NS + 10**9, days(1), None)
+    assert swept.removed() == (1, 1)

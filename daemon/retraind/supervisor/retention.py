@@ -114,7 +114,18 @@ class Retention:
         if not self._plan:
             self.close()
             self._swept_at = now
-            self.due_at = now + (self._pause() if self._is_cut else _PAUSE_SECONDS)
+            self.due_at = now + (self._pause() if self._is_cut else self._calm_seconds(now_ns))
+
+    def _calm_seconds(self, now_ns: int) -> float:
+        """How long nothing needs to be done: until the oldest file that is still young is too old, a pause at most."""
+        max_age_days = self._limits.done_max_age_days
+        if max_age_days is None:
+            return _PAUSE_SECONDS
+        expiries = (file.arrived_ns + int(max_age_days * _DAY_NS) for _, file in self._newest_first)
+        first_ns = min((expiry for expiry in expiries if expiry >= now_ns), default=None)
+        if first_ns is None:
+            return _PAUSE_SECONDS
+        return min(max(self._pause(), (first_ns - now_ns) / 1e9), _PAUSE_SECONDS)
 
     def _pause(self) -> float:
         return _PAUSE_A_SLICE_SECONDS * (1 + self._num_files // _LISTED_A_LOOK)
