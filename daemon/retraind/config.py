@@ -112,6 +112,9 @@ class DataConfig(Section, frozen=True, kw_only=True):
     max_line_bytes: Annotated[int, Meta(ge=1024)] = 2**20
     # Above this share the file is not what its producer meant, and learning from the rest would hide that.
     max_bad_share: Share = 0.2
+    # Of the cells of rows that are used. What is missing is left out of training and score: a few cells cost nothing,
+    # but a table of holes is not what its producer meant.
+    max_missing_share: Share = 0.2
 
 
 class TrainingConfig(Section, frozen=True, kw_only=True):

@@ -107,6 +107,7 @@ class DataError(RetraindError):
             "missing_columns",
             "no_numeric",
             "too_many_bad_rows",
+            "too_many_missing",
             "object_dtype",
             "shape",
             "unsupported_format",

@@ -10,6 +10,7 @@ import msgspec
 
 # Problems of single rows that a report lists in full; beyond that they are only counted.
 MAX_PROBLEMS = 20
+MAX_MOST_MISSING = 20
 # What a worker may put beside its weights: enough for whatever uses a model, little enough to be held in memory.
 MAX_SIBLINGS = 16
 MAX_SIBLING_BYTES = 8 * 2**20
@@ -46,8 +47,18 @@ class Problem(Fact, frozen=True, kw_only=True):
     text: str = ""
 
 
+class MissingCells(Fact, frozen=True, kw_only=True):
+    """In how many of the used rows a metric has no value."""
+
+    name: str
+    num_cells: int
+
+
 class Dataset(Fact, frozen=True, kw_only=True):
-    """What was understood of a dataset. `num_rows` counts the rows that are used."""
+    """What was understood of a dataset. `num_rows` counts the rows that are used, of which some cells may be missing.
+
+    `num_missing_cells` counts those, the `num_non_finite_cells` that were infinite or beyond float32 among them.
+    """
 
     name: str
     sha256: str
@@ -59,6 +70,9 @@ class Dataset(Fact, frozen=True, kw_only=True):
     ignored_columns: list[IgnoredColumn]
     constant_metrics: list[str] = []
     problems: list[Problem] = []
+    num_missing_cells: int = 0
+    num_non_finite_cells: int = 0
+    most_missing: list[MissingCells] = []  # the metrics that lack most, the worst first, at most MAX_MOST_MISSING
 
 
 class Scaler(Fact, frozen=True, kw_only=True):

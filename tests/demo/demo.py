@@ -113,7 +113,7 @@ def use_model() -> None:
     model.load_state_dict(torch.load(version / "weights.pt", weights_only=True))
     model.eval()
     dataset, training, evaluation = manifest["dataset"], manifest["training"], manifest["evaluation"]
-    print(f"    rows      {dataset['num_rows']:,} used, {sum(dataset['num_dropped'].values())} dropped (gaps)")
+    print(f"    rows      {dataset['num_rows']:,} used, of their cells {dataset['num_missing_cells']} missing")
     print(f"    training  {training['epochs']} epochs on {training['device_name']} ({training['precision']}), "
           f"{training['rows_per_second']:,.0f} rows/s, loss {training['epoch_losses'][-1]:.4f}")  # fmt: skip
     print(f"    held-out  error {evaluation['heldout_loss']:.4f} (predicting the mean: {evaluation['mean_loss']:.4f})")

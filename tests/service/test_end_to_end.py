@@ -297,8 +297,9 @@ def test_inspect_shows_what_would_be_used(real: Service) -> None:
     text = path.read_text().replace("\n", "\n#")
     path.write_text(text)
     found = json.loads(real.command("inspect", str(path), "--json").stdout)
-    assert found["num_rows"] == 99
-    assert found["num_dropped"]["missing"] == 1
+    assert (found["num_rows"], sum(found["num_dropped"].values())) == (100, 0)
+    assert found["num_missing_cells"] == 1
+    assert found["most_missing"] == [{"name": HEADER.split(",")[0], "num_cells": 1}]
     assert found["metric_names"] == HEADER.split(",")
     assert found["ignored_columns"] == [{"name": "note", "reason": "not_numeric"}]
     assert len(found["sha256"]) == 64

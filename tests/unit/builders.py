@@ -100,6 +100,7 @@ def make_manifest(names: list[str], **changes: object) -> report.Manifest:
         name=names[0], metric_names=names, constant_metrics=names[:1], num_dropped={"missing": 3},
         ignored_columns=[report.IgnoredColumn(name=names[0], reason="label")],
         problems=[report.Problem(line=7, reason="missing", column=2, text=names[0])],
+        num_missing_cells=4, most_missing=[report.MissingCells(name=names[0], num_cells=4)],
     )  # fmt: skip
     candidate = make_candidate(
         dataset=dataset, evaluation=evaluation, versions={"torch": names[0]},

@@ -15,7 +15,8 @@ FAMILIES = {
         65,
         (
             "ambiguous_columns empty encoding malformed missing_columns no_numeric no_rows object_dtype shape "
-            "too_few_rows too_large too_many_bad_rows too_many_columns truncated unsupported_format"
+            "too_few_rows too_large too_many_bad_rows too_many_columns too_many_missing truncated "
+            "unsupported_format"
         ),
     ),
     errors.DatasetChanged: (Disposition.RETRY, 74, "changed_while_reading"),

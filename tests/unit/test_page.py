@@ -90,6 +90,11 @@ def test_the_page_says_what_was_published_from_what_and_whether_it_is_better() -
         assert words in text, words
 
 
+def test_what_the_data_lacks_is_counted_by_metric() -> None:
+    facts = dict(account.data(make_manifest(["cpu", "load"])))
+    assert facts["missing cells"] == "4 of 20: 4 of cpu"
+
+
 @pytest.mark.parametrize("name", ODD)
 def test_a_name_from_data_is_text_wherever_it_stands(name: str) -> None:
     manifest = make_manifest([name, "load"])

@@ -35,7 +35,17 @@ class Read:
             source.finish()
         self.rows = np.concatenate(self.blocks)
         self.dropped = {reason: count for reason, count in self.tally.num_dropped.items() if count}
+        self.num_gaps = int(np.isnan(self.rows).sum())
+        self.num_non_finite = self.tally.num_non_finite_cells
         self.problems = [(p.line, p.column, p.reason, p.text) for p in self.tally.problems]
+
+
+def with_gaps(rows, *cells):
+    """The rows with NaN in some cells, each by its row and column."""
+    rows = np.array(rows, dtype=np.float64)
+    for cell in cells:
+        rows[cell] = np.nan
+    return rows
 
 
 def refusal(tmp_path, data, **limits):

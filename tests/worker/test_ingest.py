@@ -15,7 +15,7 @@ import pytest
 
 from retraind.config import DataConfig
 from retraind.errors import DataError, HostError, Interrupted
-from retraind.report import IgnoredColumn
+from retraind.report import IgnoredColumn, MissingCells
 from retraind.worker import ingest as ingest_module
 from retraind.worker import rowcache
 from retraind.worker.ingest import describe, ingest
@@ -110,15 +110,15 @@ def test_the_account_names_what_was_used_and_what_was_not(tmp_path):
     assert dataset.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert dataset.num_bytes == path.stat().st_size
     assert dataset.format == "csv"
-    assert dataset.num_rows == 99
-    assert {reason: n for reason, n in dataset.num_dropped.items() if n} == {"missing": 1}
+    assert (dataset.num_rows, sum(dataset.num_dropped.values())) == (100, 0)
+    assert (dataset.num_missing_cells, dataset.most_missing) == (1, [MissingCells(name="a", num_cells=1)])
     assert dataset.metric_names == ["a", "b"]
     assert dataset.ignored_columns == [
         IgnoredColumn(name="ts", reason="time"),
         IgnoredColumn(name="host", reason="not_numeric"),
     ]
     assert dataset.constant_metrics == ["b"]
-    assert [(p.line, p.column, p.reason) for p in dataset.problems] == [(101, 3, "missing")]
+    assert dataset.problems == []
     assert scaler.centre == [49.0, 5.0]
 
 
@@ -146,10 +146,10 @@ def test_several_files_are_one_dataset_matched_by_name(tmp_path):
     assert dataset.num_bytes == sum(p.stat().st_size for p in (first, second, third))
     assert dataset.metric_names == ["a", "b"]
     assert [(c.name, c.reason) for c in dataset.ignored_columns] == [("ts", "time"), ("note", "extra"), ("c", "extra")]
-    assert (dataset.num_rows, dataset.num_dropped["missing"]) == (101, 1)
-    assert ingested.scaler.centre == [50.0, 150.0]
-    expected = np.arange(101.0)[:, None] - [50.0, 50.0]
-    np.testing.assert_allclose(cached(ingested), expected / expected.std(axis=0), atol=1e-6)
+    assert (dataset.num_rows, dataset.num_missing_cells) == (102, 1)
+    assert ingested.scaler.centre == [50.5, 150.0]
+    expected = np.stack([np.arange(102.0) - 50.5, np.append(np.arange(101.0) - 50, np.nan)], axis=1)
+    np.testing.assert_allclose(cached(ingested), expected / np.nanstd(expected, axis=0), atol=1e-6)
     shares = [share for share in shares if share is not None]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
@@ -173,12 +173,108 @@ def test_words_in_a_later_file_are_no_numbers(tmp_path):
 
 
 def test_too_many_bad_rows_are_refused_at_the_first(tmp_path):
-    path = write_csv(tmp_path / "a.csv", {"a": range(100), "b": ["" if i % 4 == 2 else i for i in range(100)]})
+    path = write_csv(tmp_path / "a.csv", {"a": range(100), "b": ["x" if i % 4 == 2 else i for i in range(100)]})
     assert describe([path], DataConfig(max_bad_share=0.25))[0].num_rows == 75
     with pytest.raises(DataError) as raised:
         describe([path], DataConfig(max_bad_share=0.24))
     assert (raised.value.code, raised.value.line, raised.value.column) == ("too_many_bad_rows", 4, 2)
-    assert "25 missing" in raised.value.message
+    assert "25 not_a_number" in raised.value.message
+
+
+def table_with_gaps(num_rows=3000):
+    """Noise and counters with gaps; the last column has values in the last 200 rows only."""
+    rng = np.random.default_rng(8)
+    rows = rng.normal(size=(num_rows, 4)) * [1.0, 1e-3, 50.0, 1.0]
+    rows[:, 1] += 7.0
+    rows[:, 2] = 1e12 + 100.0 * np.arange(num_rows)
+    rows[rng.random(rows.shape) < 0.1] = np.nan
+    rows[:, 3] = np.where(np.arange(num_rows) < num_rows - 200, np.nan, rows[:, 2])
+    rows[np.isnan(rows).all(axis=1), 0] = 1.0
+    return rows
+
+
+def test_rows_with_gaps_are_kept_and_moments_are_of_what_is_there(tmp_path):
+    rows = table_with_gaps()
+    np.save(tmp_path / "a.npy", np.concatenate([rows, np.full((5, 4), np.nan)]))
+    ingested = run([tmp_path / "a.npy"], tmp_path / "work", DataConfig(max_missing_share=1.0))
+    dataset = ingested.dataset
+    assert (dataset.num_rows, dataset.num_dropped["missing"]) == (3000, 5)
+    assert (dataset.num_missing_cells, dataset.num_non_finite_cells) == (int(np.isnan(rows).sum()), 0)
+    per_metric = np.isnan(rows).sum(axis=0).tolist()
+    assert {found.name: found.num_cells for found in dataset.most_missing} == {
+        f"column_{index}": number for index, number in enumerate(per_metric)
+    }
+    assert dataset.most_missing[0].name == "column_3"
+    assert ingested.rows.has_missing
+    np.testing.assert_allclose(ingested.scaler.centre, np.nanmean(rows, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(ingested.scaler.scale, np.nanstd(rows, axis=0), rtol=1e-9)
+    np.testing.assert_allclose(cached(ingested), softened(rows, ingested), atol=1e-5)
+
+
+def test_a_metric_whose_values_begin_late_keeps_its_digits(tmp_path, small_blocks):
+    """Text in small blocks: the metric has one value in the first block, or none, and then a counter's."""
+    rows = table_with_gaps()
+    rows[0, 3] = 1e12  # in the sample, so that it is a metric; its row is no use
+    lines = [",".join("" if math.isnan(cell) else repr(float(cell)) for cell in row) for row in rows]
+    lines[0] = "oops," + lines[0].partition(",")[2]
+    (tmp_path / "a.csv").write_text("a,b,c,late\n" + "\n".join(lines) + "\n")
+    limits = DataConfig(max_missing_share=1.0, max_line_bytes=1024)
+    ingested = run([tmp_path / "a.csv"], tmp_path / "work", limits)
+    used = rows[1:]
+    np.testing.assert_allclose(ingested.scaler.centre, np.nanmean(used, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(ingested.scaler.scale, np.nanstd(used, axis=0), rtol=1e-9)
+    np.testing.assert_allclose(cached(ingested), softened(used, ingested), atol=1e-5)
+
+
+def test_without_gaps_the_cache_says_so_and_infinity_is_one(tmp_path):
+    whole = write_csv(tmp_path / "a.csv", {"a": range(50), "b": range(50)})
+    assert not run([whole], tmp_path / "work").rows.has_missing
+    holed = write_csv(tmp_path / "b.csv", {"a": [*range(49), "inf"], "b": [*range(48), "", "1e400"]})
+    ingested = run([holed], tmp_path / "work")
+    assert ingested.rows.has_missing
+    assert (ingested.dataset.num_rows, ingested.dataset.num_dropped["non_finite"]) == (49, 1)
+    assert (ingested.dataset.num_missing_cells, ingested.dataset.num_non_finite_cells) == (1, 0)
+    assert np.argwhere(np.isnan(cached(ingested))).tolist() == [[48, 1]]
+
+
+def test_a_column_without_a_value_is_left_out_and_fatal_to_nothing(tmp_path):
+    """Constant, blank and all but constant: three columns that are easy to divide by zero with."""
+    noise = [5 + 1e-13 * (-1) ** i for i in range(300)]
+    path = write_csv(tmp_path / "a.csv", {"m07": [5] * 300, "m08": [""] * 300, "m09": noise, "a": range(300)})
+    ingested = run([path], tmp_path / "work")
+    assert ingested.dataset.ignored_columns == [IgnoredColumn(name="m08", reason="empty")]
+    assert ingested.dataset.constant_metrics == ["m07", "m09"]
+    assert (ingested.dataset.num_missing_cells, ingested.dataset.num_rows) == (0, 300)
+    assert not cached(ingested)[:, :2].any()
+
+
+def test_a_metric_of_infinities_only_is_constant_and_missing_throughout(tmp_path):
+    path = write_csv(tmp_path / "a.csv", {"a": range(50), "b": ["inf"] * 50})
+    ingested = run([path], tmp_path / "work", DataConfig(max_missing_share=0.5))
+    assert (ingested.dataset.constant_metrics, ingested.dataset.num_non_finite_cells) == (["b"], 50)
+    assert (ingested.scaler.centre[1], ingested.scaler.scale[1]) == (0.0, 1.0)
+    assert np.isnan(cached(ingested)[:, 1]).all()
+
+
+def test_too_many_missing_cells_are_refused_and_the_worst_columns_named(tmp_path):
+    columns = {"a": range(100), "b": ["" if i % 2 else i for i in range(100)], "c": [*range(90), *["NA"] * 10]}
+    path = write_csv(tmp_path / "a.csv", columns)
+    dataset, _ = describe([path], DataConfig(max_missing_share=0.2))
+    assert dataset.num_missing_cells == 60
+    assert dataset.most_missing == [MissingCells(name="b", num_cells=50), MissingCells(name="c", num_cells=10)]
+    with pytest.raises(DataError) as raised:
+        describe([path], DataConfig(max_missing_share=0.199))
+    assert raised.value.code == "too_many_missing"
+    assert "60 of 300 cells" in raised.value.message
+    assert raised.value.message.endswith("b 50%, c 10%")
+    assert "data.max_missing_share" in raised.value.remedy
+
+
+def test_the_list_of_metrics_that_lack_most_is_bounded(tmp_path):
+    columns = {f"m{k:02d}": [""] * (k + 1) + ["1"] * (99 - k) for k in range(40)}
+    dataset, _ = describe([write_csv(tmp_path / "a.csv", columns | {"z": range(100)})], DataConfig(max_missing_share=1))
+    assert [found.name for found in dataset.most_missing] == [f"m{k}" for k in range(39, 19, -1)]
+    assert dataset.num_missing_cells == sum(range(1, 41))
 
 
 @pytest.mark.parametrize(("num_rows", "is_enough"), [(1, False), (2, True)])

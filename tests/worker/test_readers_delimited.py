@@ -9,7 +9,7 @@ import struct
 
 import numpy as np
 import pytest
-from reading import Read, refusal
+from reading import Read, refusal, with_gaps
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
@@ -150,7 +150,7 @@ NUMBERS = {
     + [(c, "not_a_number") for c in NO_NUMBERS if "," not in c]
     + [(c, None) for c in NUMBERS],
 )
-def test_a_cell_is_a_number_or_its_row_is_dropped_with_the_reason(tmp_path, cell, reason, wrap):
+def test_a_cell_is_a_number_or_missing_or_its_row_is_dropped(tmp_path, cell, reason, wrap):
     lines = good(200)
     cells = row(99)
     cells[4] = wrap.format(cell)
@@ -159,6 +159,11 @@ def test_a_cell_is_a_number_or_its_row_is_dropped_with_the_reason(tmp_path, cell
     if reason is None:
         assert read.rows[99, 4] == NUMBERS[cell]
         assert read.dropped == {}
+        return
+    if reason != "not_a_number":
+        assert (read.dropped, read.problems) == ({}, [])
+        assert (read.num_gaps, read.num_non_finite) == (1, int(reason == "non_finite"))
+        np.testing.assert_array_equal(read.rows, with_gaps(GOOD[:200], (99, 4)))
         return
     assert read.dropped == {reason: 1}
     [(line, column, why, shown)] = read.problems
@@ -172,8 +177,11 @@ def test_a_column_of_words_is_no_numbers_even_where_a_block_holds_nothing_else(t
     monkeypatch.setattr(delimited, "BLOCK_BYTES", 2048)
     lines = ["up,load"] + [f"{i % 2},{i}" for i in range(2000)] + [f"{words[i % len(words)]},{i}" for i in range(400)]
     read = Read(tmp_path, text(lines), max_line_bytes=1024)
-    assert sum(read.dropped.values()) == 400
-    assert read.rows.tolist() == [[i % 2, i] for i in range(2000)]
+    num_missing = words.count("") * 200
+    assert read.dropped == {"not_a_number": 400 - num_missing}
+    np.testing.assert_array_equal(read.rows[:2000], [[i % 2, i] for i in range(2000)])
+    assert np.isnan(read.rows[2000:, 0]).all()
+    assert read.rows[2000:, 1].tolist() == [2 * i + 1 for i in range(num_missing)]
 
 
 def test_thousands_in_quotes_are_no_number(tmp_path):
@@ -190,11 +198,12 @@ def oracle(data):
     for cells in csv.reader(io.StringIO(data)):
         if not cells:
             continue
-        reasons = ["ragged"] if len(cells) != 5 else [r for r in map(reason_against, cells[1:]) if r]
-        if reasons:
-            dropped[reasons[0]] = dropped.get(reasons[0], 0) + 1
+        reasons = [reason_against(cell) for cell in cells[1:]] if len(cells) == 5 else ["ragged"]
+        bad = next((reason for reason in reasons if reason in {"ragged", "not_a_number"}), None)
+        if bad:
+            dropped[bad] = dropped.get(bad, 0) + 1
         else:
-            rows.append([float(cell) for cell in cells[1:]])
+            rows.append([math.nan if reason else float(cell) for cell, reason in zip(cells[1:], reasons, strict=True)])
     return np.array(rows).reshape(-1, 4), dropped
 
 
@@ -292,8 +301,8 @@ def test_the_first_problems_are_listed_in_order_of_lines(tmp_path):
     ("lines", "num_rows", "names"),
     [
         (["1,2", "3,4", "5,6"], 3, ["column_0", "column_1"]),
-        (["1,nan", "3,4", "5,6"], 2, ["column_0", "column_1"]),
-        (["2024,1e5,nan", "1,2,3", "4,5,6"], 2, ["column_0", "column_1", "column_2"]),
+        (["1,nan", "3,4", "5,6"], 3, ["column_0", "column_1"]),
+        (["2024,1e5,nan", "1,2,3", "4,5,6"], 3, ["column_0", "column_1", "column_2"]),
         (["2026-01-01,1,2", "2026-01-02,3,4"], 2, ["column_1", "column_2"]),
         (["web-1,1,2", "web-1,3,4"], 2, ["column_1", "column_2"]),
         (["when,1,2", "2026-01-02,3,4"], 1, ["1", "2"]),

@@ -22,7 +22,7 @@ def test_an_array_of_objects_is_what_json_lines_are(tmp_path, indent):
 
 
 def test_what_is_no_object_is_counted_with_its_number(tmp_path):
-    elements = [*OBJECTS[:3], {"m0": None, "m1": 2}, 7, *OBJECTS[3:]]
+    elements = [*OBJECTS[:3], {"m0": None}, 7, *OBJECTS[3:]]
     read = Read(tmp_path, json.dumps(elements, indent=1).encode())
     assert read.dropped == {"missing": 1, "malformed": 1}
     assert [problem[0] for problem in read.problems] == [4, 5]
@@ -92,8 +92,9 @@ def test_an_entry_of_sadf_is_a_row_with_paths_as_names(tmp_path):
 
 def test_a_cpu_that_comes_later_is_a_missing_cell_before(tmp_path):
     read = Read(tmp_path, report([entry(0), *(entry(i, cpus=("all", "0", "1")) for i in range(1, 9))]))
-    assert read.rows.shape == (8, 9)
-    assert read.problems == [(1, None, "missing", "cpu-load.1.idle")]
+    assert read.rows.shape == (9, 9)
+    later = [read.names.index(f"cpu-load.1.{name}") for name in ("idle", "usr")]
+    assert sorted(zip(*map(list, np.nonzero(np.isnan(read.rows))), strict=True)) == [(0, index) for index in later]
 
 
 @pytest.mark.parametrize(

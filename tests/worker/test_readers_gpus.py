@@ -1,5 +1,6 @@
 """Logs of several GPUs by nvidia-smi: one row a time, a column for each GPU and metric."""
 
+import numpy as np
 import pytest
 from reading import Read, refusal
 
@@ -41,11 +42,11 @@ def test_a_gap_of_one_gpu_is_a_missing_cell_and_a_cut_last_line_is_left_out(tmp_
     lines = [record(i, gpu) for i in range(20) for gpu in (0, 1)]
     lines[11] = record(5, 1, utilization="[Unknown Error]")
     read = Read(tmp_path, log(*lines, HEADER, record(20, 0), record(20, 1))[:-9])
-    assert read.dropped == {"missing": 2}
-    assert [(line, text) for line, _, _, text in read.problems] == [
-        (12, 'utilization.gpu [%]{index="1"}'),
-        (43, 'memory.used [MiB]{index="1"}'),
-    ]
+    assert (len(read.rows), read.dropped) == (21, {})
+    lacking = [read.names[metric] for metric in np.flatnonzero(np.isnan(read.rows[5]))]
+    assert lacking == ['utilization.gpu [%]{index="1"}']
+    assert np.isnan(read.rows[20]).tolist() == [name.endswith('{index="1"}') for name in read.names]
+    assert not np.isnan(np.delete(read.rows, [5, 20], axis=0)).any()
 
 
 @pytest.mark.parametrize(

@@ -39,16 +39,34 @@ def test_marks_and_blank_lines_are_no_rows(tmp_path, data):
 
 
 @pytest.mark.parametrize(
+    ("line", "num_non_finite"),
+    [
+        ('{"m0": 1, "m2": 3}', 0),
+        ('{"m0": 1, "m1": null, "m2": 3}', 0),
+        ('{"m0": 1, "m1": NaN, "m2": 3}', 0),
+        ('{"m0": 1, "m1": "N/A", "m2": 3}', 0),
+        ('{"m0": 1, "m1": Infinity, "m2": 3}', 1),
+        ('{"m0": 1, "m1": -Infinity, "m2": 3}', 1),
+        ('{"m0": 1, "m1": "inf", "m2": 3}', 1),
+        ('{"m0": 1, "m1": 1e400, "m2": 3}', 1),
+        ('{"m0": 1, "m1": 1' + "0" * 400 + ', "m2": 3}', 1),
+    ],
+)
+def test_what_is_no_value_is_a_missing_cell(tmp_path, line, num_non_finite):
+    lines = [*LINES[:30], line, '{"m1": null, "m2": 1' + "0" * 400 + ', "m0": 5}', *LINES[30:]]
+    read = Read(tmp_path, "\n".join(lines).encode() + b"\n")
+    assert (read.dropped, read.num_non_finite) == ({}, num_non_finite + 1)
+    np.testing.assert_array_equal(read.rows[30:32], [[1, np.nan, 3], [5, np.nan, np.nan]])
+    np.testing.assert_array_equal(np.delete(read.rows, [30, 31], axis=0), ROWS)
+
+
+@pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"m0": 1, "m2": 3}', "missing"),
-        ('{"m0": 1, "m1": null, "m2": 3}', "missing"),
-        ('{"m0": 1, "m1": NaN, "m2": 3}', "missing"),
-        ('{"m0": 1, "m1": "N/A", "m2": 3}', "missing"),
-        ('{"m0": 1, "m1": Infinity, "m2": 3}', "non_finite"),
-        ('{"m0": 1, "m1": -Infinity, "m2": 3}', "non_finite"),
-        ('{"m0": 1, "m1": 1e400, "m2": 3}', "non_finite"),
-        ('{"m0": 1, "m1": 1' + "0" * 400 + ', "m2": 3}', "non_finite"),
+        ('{"other": "x"}', "missing"),
+        ('{"m0": null, "m1": "N/A", "m2": NaN}', "missing"),
+        ('{"m0": Infinity, "m1": null}', "non_finite"),
+        ('{"m0": null, "m1": "2", "m2": 3}', "not_a_number"),
         ('{"m0": 1, "m1": "2", "m2": 3}', "not_a_number"),
         ('{"m0": 1, "m1": true, "m2": 3}', "not_a_number"),
         ('{"m0": 1, "m1": [2], "m2": 3}', "not_a_number"),

@@ -1,5 +1,6 @@
 """Influx line protocol."""
 
+import numpy as np
 import pytest
 from reading import Read, refusal
 
@@ -45,8 +46,8 @@ def test_the_magnitude_of_a_time_stamp_tells_its_precision(tmp_path, unit):
 
 def test_a_last_line_without_its_end_may_be_cut_and_is_not_used(tmp_path):
     read = Read(tmp_path, points()[:-4])
-    assert len(read.rows) == 9
-    assert read.dropped == {"missing": 1}
+    assert (len(read.rows), read.dropped) == (10, {})
+    assert np.argwhere(np.isnan(read.rows)).tolist() == [[9, 3]]
 
 
 @pytest.mark.parametrize(

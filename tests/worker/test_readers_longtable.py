@@ -1,10 +1,11 @@
 """Long tables, and the rules by which samples of any format become rows."""
 
+import math
 import random
 
 import numpy as np
 import pytest
-from reading import Read, refusal
+from reading import Read, refusal, with_gaps
 
 from retraind.worker.readers import pivot, samples
 
@@ -52,9 +53,7 @@ def test_marks_quotes_null_and_zones_of_dashboards_are_understood(tmp_path):
         for name, shift, value in (("a", 1, "null" if i == 50 else f"{i},5"), ("b", 2, i))
     ]
     read = Read(tmp_path, head + "\r\n".join(lines).encode())  # no line end after the last one
-    assert read.dropped == {"missing": 1}
-    assert read.problems == [(12, None, "missing", "a")]
-    assert read.rows.tolist() == [[i + 0.5, i] for i in range(0, 100, 10) if i != 50]
+    np.testing.assert_array_equal(read.rows, with_gaps([[i + 0.5, i] for i in range(0, 100, 10)], (5, 0)))
 
 
 @pytest.mark.parametrize(
@@ -93,12 +92,14 @@ def test_a_column_of_text_beside_series_time_and_value_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shift", "num_rows"), [(0, NUM_STAMPS), (0.3, NUM_STAMPS), (2.4, NUM_STAMPS), (2.5, 0), (4, 0)]
+    ("shift", "num_rows"),
+    [(0, NUM_STAMPS), (0.3, NUM_STAMPS), (2.4, NUM_STAMPS), (2.5, 2 * NUM_STAMPS), (4, NUM_STAMPS * 3 // 2)],
 )
 def test_stamps_less_than_half_a_step_apart_are_one_row(tmp_path, shift, num_rows):
     read = Read(tmp_path, table(records(shift=shift)))
     assert len(read.rows) == num_rows
-    if num_rows:
+    assert read.num_gaps == (num_rows - NUM_STAMPS) * len(SERIES)
+    if num_rows == NUM_STAMPS:
         np.testing.assert_array_equal(read.rows, VALUES)
         assert read.dropped == {}
 
@@ -106,16 +107,14 @@ def test_stamps_less_than_half_a_step_apart_are_one_row(tmp_path, shift, num_row
 def test_a_row_never_takes_two_samples_of_one_series(tmp_path):
     rows = [*records(), ("web1", 1_700_000_000 + 10 * 20 + 1, 5.0)]
     read = Read(tmp_path, table(rows))
-    np.testing.assert_array_equal(read.rows, VALUES)  # the one that is too many is a row of its own
-    assert read.dropped == {"missing": 1}
-    assert read.problems == [(3 * NUM_STAMPS + 2, None, "missing", "web2")]
+    # The one that is too many is a row of its own.
+    np.testing.assert_array_equal(read.rows, np.insert(VALUES, 21, [5.0, np.nan, np.nan], axis=0))
 
 
 def test_nothing_is_filled(tmp_path):
     rows = [record for record in records() if record[:2] != ("web2", 1_700_000_050)]
     read = Read(tmp_path, table(rows))
-    np.testing.assert_array_equal(read.rows, np.delete(VALUES, 5, axis=0))
-    assert read.problems == [(17, None, "missing", "web2")]
+    np.testing.assert_array_equal(read.rows, with_gaps(VALUES, (5, 1)))
 
 
 def test_the_same_sample_again_counts_once(tmp_path):
@@ -174,12 +173,12 @@ def test_series_without_numbers_are_listed_and_not_used(tmp_path):
     np.testing.assert_array_equal(read.rows, VALUES)
 
 
-def test_infinity_drops_the_row(tmp_path):
+def test_infinity_is_a_missing_cell(tmp_path):
     rows = records()
     rows[10] = (rows[10][0], rows[10][1], "-inf")
     read = Read(tmp_path, table(rows))
-    assert read.dropped == {"non_finite": 1}
-    np.testing.assert_array_equal(read.rows, np.delete(VALUES, 3, axis=0))
+    assert (read.dropped, read.num_non_finite) == ({}, 1)
+    np.testing.assert_array_equal(read.rows, with_gaps(VALUES, (3, 1)))
 
 
 def test_memory_is_bounded_by_the_number_of_samples(tmp_path, monkeypatch):
@@ -220,6 +219,6 @@ def test_random_jitter_and_gaps_never_mix_rows(tmp_path):
                 expected.setdefault(tick, {})[name] = rows[-1][2]
     rng.shuffle(rows)
     read = Read(tmp_path, table(rows))
-    full = [[cells[name] for name in SERIES] for cells in expected.values() if len(cells) == len(SERIES)]
-    assert read.rows.tolist() == full
-    assert read.dropped == {"missing": len(expected) - len(full)}
+    whole = [[cells.get(name, math.nan) for name in SERIES] for _, cells in sorted(expected.items())]
+    np.testing.assert_array_equal(read.rows, whole)
+    assert read.dropped == {}

@@ -3,6 +3,7 @@
 import base64
 import json
 
+import numpy as np
 import pytest
 from reading import Read, refusal
 
@@ -51,11 +52,12 @@ def test_accounts_and_regions_are_told_apart_and_a_sample_again_counts_once(tmp_
     others = [sample(minute, "i-1", account_id="7", value={"p99": None if minute == 3 else 5}) for minute in range(10)]
     read = Read(tmp_path, lines(*SAMPLES, *others, *SAMPLES[:3]))
     assert read.names[-1] == '7/eu-central-1/AWS/EC2/CPUUtilization/p99{InstanceId="i-1"}'
-    assert read.dropped == {"missing": 1}
+    assert np.argwhere(np.isnan(read.rows)).tolist() == [[3, len(read.names) - 1]]
 
 
 def test_a_last_line_that_was_cut_is_left_out(tmp_path):
-    assert Read(tmp_path, lines(*SAMPLES)[:-20]).dropped == {"missing": 1}
+    read = Read(tmp_path, lines(*SAMPLES)[:-20])
+    assert np.argwhere(np.isnan(read.rows)).tolist() == [[9, i] for i in (1, 3, 5, 7)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from reading import Read, refusal
+from reading import Read, refusal, with_gaps
 
 from retraind.worker.readers import npy
 
@@ -41,15 +41,18 @@ def test_integers_and_half_floats_are_exact(tmp_path, dtype):
     assert read.rows.tolist() == [[float(cell) for cell in row] for row in array.tolist()]
 
 
-def test_rows_with_values_that_are_not_finite_are_dropped(tmp_path):
+def test_values_that_are_not_finite_are_missing_cells_and_rows_of_nothing_else_are_dropped(tmp_path):
     array = ROWS.copy()
     array[3, 5], array[7, 2], array[7, 9], array[9, 0] = np.nan, np.inf, np.nan, 1e300
+    array[20], array[21] = np.nan, -np.inf
     array[:, 4] = np.nan
     read = Read(tmp_path, saved(array))
     assert read.ignored == {"column_4": "empty"}
-    assert read.dropped == {"missing": 1, "non_finite": 2}
-    assert [p[:3] for p in read.problems] == [(4, 6, "missing"), (8, 3, "non_finite"), (10, 1, "non_finite")]
-    np.testing.assert_array_equal(read.rows, np.delete(np.delete(ROWS, [3, 7, 9], axis=0), 4, axis=1))
+    assert read.dropped == {"missing": 1, "non_finite": 1}
+    assert [p[:3] for p in read.problems] == [(21, 1, "missing"), (22, 1, "non_finite")]
+    assert (read.num_gaps, read.num_non_finite) == (4, 2)
+    gaps = with_gaps(ROWS, (3, 5), (7, 2), (7, 9), (9, 0))
+    np.testing.assert_array_equal(read.rows, np.delete(np.delete(gaps, [20, 21], axis=0), 4, axis=1))
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -57,8 +60,7 @@ def test_a_signalling_nan_is_a_missing_cell(tmp_path, order):
     array = np.array(ROWS, dtype="<f4", order=order)
     array.view("<u4")[6, 1] = 0x7F800001
     read = Read(tmp_path, saved(array))
-    assert read.dropped == {"missing": 1}
-    np.testing.assert_array_equal(read.rows, np.delete(ROWS, 6, axis=0))
+    np.testing.assert_array_equal(read.rows, with_gaps(ROWS, (6, 1)))
 
 
 @pytest.mark.skipif(np.finfo(np.longdouble).max == np.finfo(np.float64).max, reason="needs a wider long double")
@@ -66,7 +68,7 @@ def test_a_long_double_beyond_float64_is_not_finite(tmp_path):
     array = ROWS.astype(np.longdouble)
     array[6, 1] = np.longdouble("1e4000")
     read = Read(tmp_path, saved(array))
-    assert read.dropped == {"non_finite": 1}
+    assert (read.dropped, read.num_gaps, read.num_non_finite) == ({}, 1, 1)
 
 
 class Hostile:

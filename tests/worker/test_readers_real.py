@@ -98,9 +98,9 @@ def test_many_values_of_a_series_in_one_second_are_refused(tmp_path):
 def test_series_out_of_step_share_no_row():
     with pytest.raises(DataError) as raised:
         describe([real("prometheus/range_missing.json")], DataConfig())
-    assert raised.value.code == "too_many_bad_rows"
-    assert "5 of 5 rows" in raised.value.message
-    assert 'go_goroutines{job="prometheus"}' in raised.value.message
+    assert raised.value.code == "too_many_missing"
+    assert "5 of 10 cells" in raised.value.message
+    assert 'go_goroutines{job="prometheus"} 40%' in raised.value.message
 
 
 def test_a_series_of_nothing_but_nan_is_no_metric():
@@ -112,10 +112,9 @@ def test_a_series_of_nothing_but_nan_is_no_metric():
 
 def test_a_report_of_a_machine_whose_devices_change_has_rows_with_missing_cells(tmp_path):
     path = real("sysstat/sadf-j.json")
-    with pytest.raises(DataError) as raised:
-        describe([path], DataConfig())
-    assert raised.value.code == "too_many_bad_rows"
-    assert "5 of 5 rows" in raised.value.message
+    dataset, _ = describe([path], DataConfig())
+    # Counted beside the readers: 1,432 paths in all, of which the five entries lack 1,273 together.
+    assert (dataset.num_rows, len(dataset.metric_names), dataset.num_missing_cells) == (5, 1432, 1273)
     document = json.loads(path.read_bytes())
     kept = ("timestamp", "process-and-context-switch", "paging", "io", "memory", "queue")
     for host in document["sysstat"]["hosts"]:
@@ -166,10 +165,9 @@ def test_a_table_of_columns_is_read_by_type(tmp_path):
 def test_counters_that_begin_late_are_missing_cells_before(tmp_path):
     pytest.importorskip("pyarrow", reason="needs pyarrow, which is optional")
     path = real("parquet/rezolus_metrics_zstd.parquet")
-    with pytest.raises(DataError) as raised:
-        describe([path], DataConfig())
-    assert raised.value.code == "too_many_bad_rows"
-    assert "29 of 30 rows" in raised.value.message
+    dataset, _ = describe([path], DataConfig())
+    assert (dataset.num_rows, dataset.num_missing_cells) == (30, 1 + 4 + 20 + 29 + 29)
+    assert [found.num_cells for found in dataset.most_missing] == [29, 29, 20, 4, 1]
     read = Read(tmp_path, path.read_bytes(), Everything())
     assert read.rows.shape == (30, 916)
     num_gaps = np.count_nonzero(np.isnan(read.rows), axis=0)

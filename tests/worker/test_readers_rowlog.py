@@ -66,9 +66,21 @@ def test_each_row_has_its_place_its_reason_and_its_time(tmp_path, make, has_time
         source.finish()
     rows_ND = np.concatenate(blocks)
     assert len(rows) == len(rows_ND) == 6
-    assert [row.reason for row in rows] == ["", "", "", "", "missing", ""]
-    assert np.isnan(rows_ND[4]).all()
-    assert rows_ND[[0, 1, 2, 3, 5]].tolist() == [[i, i + 100] for i in (0, 1, 2, 3, 5)]
+    assert [row.reason for row in rows] == [""] * 6
+    np.testing.assert_array_equal(rows_ND, [[i, np.nan if i == 4 else i + 100] for i in range(6)])
     assert [row.line for row in rows] == sorted({row.line for row in rows})
     times = [f"2026-01-01T00:0{15 * i // 60}:{15 * i % 60:02d}.000Z" for i in range(6)]
     assert [row.label for row in rows] == (times if has_times else [""] * 6)
+
+
+def test_a_row_without_any_value_keeps_its_place_as_well(tmp_path):
+    text = b"a,b\n" + b"1,2\n" * 5 + b"inf,N/A\n,\n3,inf\n4,x\n"
+    (tmp_path / "data").write_bytes(text)
+    log = RowLog()
+    with Source(tmp_path / "data", DataConfig()) as source:
+        [(rows, rows_ND)] = [log.take(block) for block in open_reader(source, DataConfig()).rows(["a", "b"], log)]
+    assert [(row.line, row.reason) for row in rows[5:]] == [
+        (7, "non_finite"), (8, "missing"), (9, ""), (10, "not_a_number"),
+    ]  # fmt: skip
+    nan = np.nan
+    np.testing.assert_array_equal(rows_ND[4:], [[1, 2], [nan, nan], [nan, nan], [3, nan], [nan, nan]])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from reading import Read, refusal
+from reading import Read, refusal, with_gaps
 
 from retraind.worker.readers import delimited
 from retraind.worker.readers.layout import MAX_LINES_ABOVE
@@ -271,9 +271,13 @@ def test_a_number_of_another_unit_is_never_added_up(tmp_path, cell, reason):
     lines = [gpu_row(i) for i in range(60)]
     lines[30] = lines[30].replace("1030 MiB", cell)
     read = Read(tmp_path, text(NVIDIA, *lines))
-    assert read.dropped == {reason: 1}
-    assert read.problems[0][:2] == (32, 5)
-    assert read.rows[:, 1].tolist() == [1000 + i for i in range(60) if i != 30]
+    if reason == "not_a_number":
+        assert read.dropped == {reason: 1}
+        assert read.problems[0][:2] == (32, 5)
+        assert read.rows[:, 1].tolist() == [1000 + i for i in range(60) if i != 30]
+    else:
+        assert (read.dropped, read.num_non_finite) == ({}, int(reason == "non_finite"))
+        np.testing.assert_array_equal(read.rows[:, 1], with_gaps(range(1000, 1060), 30))
 
 
 def test_a_unit_in_a_column_of_bare_numbers_is_no_number(tmp_path):
@@ -310,7 +314,7 @@ def test_joined_logs_of_nvidia_smi_with_other_columns_are_refused(tmp_path):
 @pytest.mark.parametrize("cell", ["[N/A]", "[n/a]", "[Not Supported]", "[NOT SUPPORTED]", "[Unknown Error]", "ERR!"])
 def test_what_nvidia_smi_writes_for_no_value_is_missing_in_any_table(tmp_path, cell):
     read = Read(tmp_path, text("a,b", *(f"{i},{i}" for i in range(50)), f"1,{cell}"))
-    assert read.dropped == {"missing": 1}
+    np.testing.assert_array_equal(read.rows[49:], [[49, 49], [1, np.nan]])
 
 
 @pytest.mark.parametrize(
@@ -360,7 +364,7 @@ def test_any_header_of_other_names_between_the_rows_is_refused(tmp_path, header,
 def test_a_row_of_one_word_is_no_header(tmp_path):
     rows = [f"{i},{i},{i}" for i in range(300)]
     read = Read(tmp_path, text("t,a,b", *rows, "1,error,error", "error,2,3", ",x,x", *rows))
-    assert read.dropped == {"not_a_number": 2, "missing": 1}
+    assert read.dropped == {"not_a_number": 3}
 
 
 def test_a_row_of_units_below_the_header_only_costs_that_row(tmp_path):

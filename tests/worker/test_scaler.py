@@ -8,7 +8,7 @@ from retraind.worker.scaler import SOFT_LIMIT, Moments, harden, moments_of, scal
 
 
 def merged(blocks):
-    total = Moments(0, np.zeros(blocks[0].shape[1]), np.zeros(blocks[0].shape[1]))
+    total = Moments.of_nothing(blocks[0].shape[1])
     for block in blocks:
         total = total.merged(moments_of(block))
     return total
@@ -21,6 +21,27 @@ def test_moments_do_not_depend_on_how_rows_are_cut_into_blocks(sizes):
     assert moments.num_rows == 1000
     np.testing.assert_allclose(moments.mean_D, rows.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(moments.std_D, rows.std(axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [[1000], [1, 999], [0, 500, 0, 500], [7] * 142 + [6], [1] * 1000])
+def test_moments_are_of_the_values_that_are_there(sizes):
+    rng = np.random.default_rng(3)
+    rows = rng.normal(5.0, 3.0, size=(1000, 4)) * [1e-9, 1.0, 1e3, 1e12]
+    rows[rng.random(rows.shape) < 0.4] = np.nan
+    rows[:990, 3] = np.nan  # the first value of a metric comes late
+    moments = merged(np.split(rows, np.cumsum(sizes)[:-1]))
+    assert moments.num_missing_D.tolist() == np.isnan(rows).sum(axis=0).tolist()
+    np.testing.assert_allclose(moments.mean_D, np.nanmean(rows, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(moments.std_D, np.nanstd(rows, axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("value", [0.1, 1.1e12])
+def test_gaps_leave_a_constant_metric_its_value_and_one_without_a_value_is_constant(value):
+    rows = np.full((1001, 2), np.nan)
+    rows[5::3, 0] = value
+    moments = merged(np.split(rows, [1, 4, 400]))
+    assert moments.is_constant_D.all()
+    assert (moments.mean_D[0], moments.mean_D[1], moments.num_D.tolist()) == (value, 0.0, [332, 0])
 
 
 def test_a_counter_near_a_million_millions_keeps_its_spread():

@@ -27,6 +27,14 @@ def inspect(config: Config, files: list[Path], *, as_json: bool) -> int:
     return 0
 
 
+def _missing(dataset: Dataset) -> str:
+    if not dataset.num_missing_cells:
+        return "none"
+    infinite = f", {dataset.num_non_finite_cells:,} of them infinite" if dataset.num_non_finite_cells else ""
+    most = ", ".join(f"{found.name} {found.num_cells:,}" for found in dataset.most_missing)
+    return f"{dataset.num_missing_cells:,} of {dataset.num_rows * len(dataset.metric_names):,}{infinite}: {most}"
+
+
 def _print(dataset: Dataset, scaler: Scaler) -> None:
     dropped = ", ".join(f"{count} {reason}" for reason, count in dataset.num_dropped.items() if count) or "none"
     screen.print_facts(
@@ -37,6 +45,7 @@ def _print(dataset: Dataset, scaler: Scaler) -> None:
             ("sha256", dataset.sha256),
             ("rows used", f"{dataset.num_rows:,}"),
             ("rows dropped", dropped),
+            ("cells missing", _missing(dataset)),
             ("metrics", len(dataset.metric_names)),
             ("ignored", ", ".join(f"{column.name} ({column.reason})" for column in dataset.ignored_columns) or "none"),
         ]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 
 from retraind.printable import printable
-from retraind.report import Evaluation, Manifest, ScoredRow
+from retraind.report import Dataset, Evaluation, Manifest, ScoredRow
 
 Pairs = list[tuple[str, str]]
 BETTER, WORSE, OPEN = "better", "worse", "open"
@@ -143,10 +143,17 @@ def data(manifest: Manifest) -> Pairs:
         ("format", clipped(dataset.format)),
         ("rows", f"{dataset.num_rows:,} used, {sum(dataset.num_dropped.values()):,} dropped"),
         ("dropped", listed(dropped)),
+        ("missing cells", _missing(dataset)),
         ("ignored columns", listed(ignored)),
         ("constant metrics", listed(dataset.constant_metrics)),
         ("metrics", f"{len(manifest.metric_names):,}: {listed(manifest.metric_names)}"),
     ]
+
+
+def _missing(dataset: Dataset) -> str:
+    most = [f"{found.num_cells:,} of {found.name}" for found in dataset.most_missing]
+    count = f"{dataset.num_missing_cells:,} of {dataset.num_rows * len(dataset.metric_names):,}"
+    return f"{count}: {listed(most)}" if most else count
 
 
 def training(manifest: Manifest) -> Pairs:

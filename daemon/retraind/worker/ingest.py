@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from retraind.config import DataConfig
 from retraind.errors import DataError, HostError
-from retraind.report import MAX_PROBLEMS, Dataset, IgnoredColumn, Problem, Scaler
+from retraind.report import MAX_MOST_MISSING, MAX_PROBLEMS, Dataset, IgnoredColumn, MissingCells, Problem, Scaler
 from retraind.worker.readers import HOW_TO_COLLECT, open_reader
-from retraind.worker.readers.columns import choose_metrics, match_metrics
+from retraind.worker.readers.columns import choose_metrics, listed, match_metrics
 from retraind.worker.readers.source import RAW_BYTES, Beat, Source, open_regular
 from retraind.worker.readers.tally import REASONS, Tally
 from retraind.worker.rowcache import RowCache, RowCacheWriter
@@ -54,12 +54,28 @@ class _Account:
     ignored: list[IgnoredColumn] = field(default_factory=list)
     num_dropped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     problems: list[Problem] = field(default_factory=list)
-    moments: Moments = field(default_factory=lambda: Moments(0, np.zeros(0), np.zeros(0)))
+    num_non_finite_cells: int = 0
+    moments: Moments = field(default_factory=lambda: Moments.of_nothing(0))
 
     def add_tally(self, tally: Tally) -> None:
         for reason, number in tally.num_dropped.items():
             self.num_dropped[reason] += number
         self.problems = [*self.problems, *tally.problems][:MAX_PROBLEMS]
+        self.num_non_finite_cells += tally.num_non_finite_cells
+
+    @property
+    def num_missing_cells(self) -> int:
+        return int(self.moments.num_missing_D.sum())
+
+    def most_missing(self) -> list[MissingCells]:
+        """The metrics that lack most, the worst first."""
+        missing_D = self.moments.num_missing_D
+        worst = np.argsort(-missing_D, kind="stable")[:MAX_MOST_MISSING].tolist()
+        return [
+            MissingCells(name=self.metric_names[index], num_cells=int(missing_D[index]))
+            for index in worst
+            if missing_D[index]
+        ]
 
     def dataset(self) -> Dataset:
         constant = zip(self.metric_names, self.moments.is_constant_D, strict=True)
@@ -74,6 +90,9 @@ class _Account:
             ignored_columns=self.ignored,
             constant_metrics=[name for name, is_constant in constant if is_constant],
             problems=self.problems,
+            num_missing_cells=self.num_missing_cells,
+            num_non_finite_cells=self.num_non_finite_cells,
+            most_missing=self.most_missing(),
         )
 
 
@@ -143,7 +162,7 @@ def _read_file(
 
 
 def _check_rows(account: _Account, limits: DataConfig) -> None:
-    """Raises DataError when too many rows are bad or too few are left."""
+    """Raises DataError when too many rows are bad, too few are left, or too much is missing in those."""
     num_used, num_dropped = account.moments.num_rows, sum(account.num_dropped.values())
     counts = ", ".join(f"{count:,} {reason}" for reason, count in account.num_dropped.items() if count)
     if num_used + num_dropped == 0:
@@ -164,6 +183,15 @@ def _check_rows(account: _Account, limits: DataConfig) -> None:
             "too_few_rows",
             f"the dataset has {num_used:,} rows{dropped}; {limits.min_rows:,} are needed",
             remedy=_how_to_collect(account),
+        )
+    num_missing, num_cells = account.num_missing_cells, num_used * len(account.metric_names)
+    if num_missing > limits.max_missing_share * num_cells:
+        worst = listed(f"{found.name} {found.num_cells / num_used:.0%}" for found in account.most_missing())
+        raise DataError(
+            "too_many_missing",
+            f"{num_missing:,} of {num_cells:,} cells are missing in the {num_used:,} rows that can be used; "
+            f"most are of: {worst}",
+            remedy="leave out the columns that have no values, or raise data.max_missing_share",
         )
 
 

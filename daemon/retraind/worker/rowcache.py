@@ -1,12 +1,14 @@
 """The cache of scaled rows: a raw file of float32 that is written while the scaler is still being found.
 
-Owns the file's format (C order, little-endian, rows x metrics, no header) and how it gets its final scale. Raises
-OSError unchanged and Interrupted through `beat`; on any error the file is removed. Nothing is synced: it is made anew.
+Owns the file's format (C order, little-endian, rows x metrics, no header, NaN for a missing value) and how it gets its
+final scale. Raises OSError unchanged and Interrupted through `beat`; on any error the file is removed. Nothing is
+synced: it is made anew.
 
 Rows are written by the scaler of the rows so far and brought to the final one by an affine pass over the file. Why
 float32 is enough: a value y is off by at most 6e-8 |y|, which in final units is 6e-8 (|z| + |c0 - c| / s). With n0 of N
 rows in the first block the total variance is at least (n0/N) (c0 - c)^2, so that the second term is at most
 6e-8 sqrt(N/n0): 2e-6 for a file of a thousand blocks. The digits of large counters go in float64, before the rounding.
+For a metric with missing values N and n0 count those that are there, and its first block is the first that has one.
 """
 
 # N rows of a block, D metrics
@@ -19,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,11 +37,15 @@ MAX_SCALED = 1e30
 
 @dataclass(frozen=True)
 class RowCache:
-    """A raw C-order little-endian float32 file of scaled rows, num_rows x num_metrics."""
+    """A raw C-order little-endian float32 file of scaled rows, num_rows x num_metrics.
+
+    A missing value is NaN; without `has_missing` there is none.
+    """
 
     path: Path
     num_rows: int
     num_metrics: int
+    has_missing: bool = False
 
 
 class RowCacheWriter:
@@ -49,6 +56,7 @@ class RowCacheWriter:
         self._num_rows = 0
         self._max_scaled = 0.0
         self._scaler: Scaler | None = None
+        self._is_unseen_D = np.zeros(0, dtype=np.bool_)
 
     def __enter__(self) -> Self:
         self._file = self._path.open("w+b", buffering=0)
@@ -65,21 +73,38 @@ class RowCacheWriter:
         """Adds rows, shape (N, D). `moments` are of all rows, these included."""
         if not len(rows_ND):
             return
-        if self._scaler is None:
-            self._scaler = moments.scaler()
+        scaler = self._adopt(moments)
         with np.errstate(over="ignore"):
-            scaled_ND = scale(rows_ND, self._scaler)
-        if not np.abs(scaled_ND).max() <= MAX_SCALED:
+            scaled_ND = scale(rows_ND, scaler)
+        if not np.nanmax(np.abs(scaled_ND)) <= MAX_SCALED:
             self._move(moments.scaler(), np.zeros(rows_ND.shape[1], dtype=np.bool_), lambda _: None, is_last=False)
-            scaled_ND = scale(rows_ND, self._scaler)
-        self._max_scaled = max(self._max_scaled, float(np.abs(scaled_ND).max()))
+            scaled_ND = scale(rows_ND, moments.scaler())
+        self._max_scaled = max(self._max_scaled, float(np.nanmax(np.abs(scaled_ND))))
         _write_all(self._file, scaled_ND)
         self._num_rows += len(rows_ND)
 
     def finish(self, moments: Moments, beat: Beat) -> RowCache:
         """Brings all rows to the final scale, values far out softened; constant metrics become exactly 0."""
         self._move(moments.scaler(), moments.is_constant_D, beat, is_last=True)
-        return RowCache(self._path, self._num_rows, len(moments.mean_D))
+        return RowCache(self._path, self._num_rows, len(moments.mean_D), bool(moments.num_missing_D.any()))
+
+    def _adopt(self, moments: Moments) -> Scaler:
+        """The scaler to write by: of the first rows, and for a metric that had no value there, of the first that do.
+
+        Nothing but NaN stands in the file for such a metric, so that a change of its scale rewrites nothing.
+        """
+        scaler = moments.scaler()
+        if self._scaler is None:
+            self._scaler = scaler
+        elif self._is_unseen_D.any():
+            unseen_D = self._is_unseen_D
+            self._scaler = msgspec.structs.replace(
+                self._scaler,
+                centre=np.where(unseen_D, scaler.centre, self._scaler.centre).tolist(),
+                scale=np.where(unseen_D, scaler.scale, self._scaler.scale).tolist(),
+            )
+        self._is_unseen_D = moments.num_D == 0
+        return self._scaler
 
     def _move(self, target: Scaler, is_constant_D: NDArray[np.bool_], beat: Beat, *, is_last: bool) -> None:
         """Rewrites the file in place from the present scaler to another, some rows at a time."""

@@ -29,16 +29,29 @@ SOFT_LIMIT = 4.0
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and sum of squared deviations per metric."""
+    """Rows, and per metric how many of them have a value, its mean and its sum of squared deviations.
+
+    All three are 0 for a metric without a value, which so counts as constant.
+    """
 
     num_rows: int
+    num_D: NDArray[np.int64]
     mean_D: Floats
     squares_D: Floats
+
+    @classmethod
+    def of_nothing(cls, num_metrics: int) -> "Moments":
+        """The moments of no rows."""
+        return cls(0, np.zeros(num_metrics, np.int64), np.zeros(num_metrics), np.zeros(num_metrics))
+
+    @property
+    def num_missing_D(self) -> NDArray[np.int64]:
+        return self.num_rows - self.num_D
 
     @property
     def std_D(self) -> Floats:
         """The population's standard deviation."""
-        return np.sqrt(self.squares_D / max(self.num_rows, 1))
+        return np.sqrt(self.squares_D / np.maximum(self.num_D, 1))
 
     @property
     def is_constant_D(self) -> NDArray[np.bool_]:
@@ -46,13 +59,14 @@ class Moments:
 
     def merged(self, other: "Moments") -> "Moments":
         """The moments of both sets of rows together."""
-        total = self.num_rows + other.num_rows
         if not self.num_rows or not other.num_rows:
             return self if self.num_rows else other
+        num_D = self.num_D + other.num_D
+        share_D = other.num_D / np.maximum(num_D, 1)  # 1 for what has its first values here: then nothing is rounded
         step_D = other.mean_D - self.mean_D
-        mean_D = self.mean_D + step_D * (other.num_rows / total)
-        squares_D = self.squares_D + other.squares_D + step_D**2 * (self.num_rows * other.num_rows / total)
-        return Moments(total, mean_D, squares_D)
+        mean_D = self.mean_D + step_D * share_D
+        squares_D = self.squares_D + other.squares_D + step_D**2 * (self.num_D * share_D)
+        return Moments(self.num_rows + other.num_rows, num_D, mean_D, squares_D)
 
     def scaler(self) -> Scaler:
         """The centre is the mean; the scale is the standard deviation, or 1.0 for a constant metric."""
@@ -61,17 +75,30 @@ class Moments:
 
 
 def moments_of(rows_ND: Floats) -> Moments:
-    """Of one block, shape (N, D), in two passes over it; what rounding leaves in the second is taken out again."""
+    """Of one block, shape (N, D), in two passes over it; what rounding leaves in the second is taken out again.
+
+    NaN is a missing value and has no part in them.
+    """
     num_rows, num_metrics = rows_ND.shape
     if num_rows == 0:
-        return Moments(0, np.zeros(num_metrics), np.zeros(num_metrics))
+        return Moments.of_nothing(num_metrics)
+    num_D, first_D = np.full(num_metrics, num_rows), rows_ND[0]
     # Relative to the first row, so that the mean of a metric that never changes is that value and nothing else.
-    shifted_ND = rows_ND - rows_ND[0]
-    offset_D = shifted_ND.mean(axis=0)
+    shifted_ND = rows_ND - first_D
+    offset_D = shifted_ND.sum(axis=0) / num_rows
+    is_gap_ND = None
+    if np.isnan(offset_D).any():  # only then is the block looked at value by value
+        is_gap_ND = np.isnan(rows_ND)
+        num_D = num_rows - is_gap_ND.sum(axis=0)
+        first_D = np.where(num_D > 0, rows_ND[np.argmin(is_gap_ND, axis=0), np.arange(num_metrics)], 0.0)
+        shifted_ND = np.where(is_gap_ND, 0.0, rows_ND - first_D)
+        offset_D = shifted_ND.sum(axis=0) / np.maximum(num_D, 1)
     shifted_ND -= offset_D
+    if is_gap_ND is not None:
+        shifted_ND[is_gap_ND] = 0.0
     rest_D = shifted_ND.sum(axis=0)
-    squares_D = np.einsum("nd,nd->d", shifted_ND, shifted_ND) - rest_D**2 / num_rows
-    return Moments(num_rows, rows_ND[0] + offset_D, np.maximum(squares_D, 0.0))
+    squares_D = np.einsum("nd,nd->d", shifted_ND, shifted_ND) - rest_D**2 / np.maximum(num_D, 1)
+    return Moments(num_rows, num_D, first_D + offset_D, np.maximum(squares_D, 0.0))
 
 
 def scale(values_ND: Floats, scaler: Scaler) -> NDArray[np.float32]:

@@ -86,8 +86,9 @@ class ScoredFile:
         errors_ND, z_ND = self._detector.explain(rows_ND, before_RD)
         scores_N = errors_ND.mean(axis=1) / self._detector.threshold
         shares_ND = errors_ND / np.maximum(errors_ND.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
-        by_error = self._worst(shares_ND, shares_ND)
-        by_z = self._worst(np.abs(z_ND), z_ND)
+        is_there_ND = np.isfinite(z_ND)
+        by_error = self._worst(shares_ND, shares_ND, is_there_ND)
+        by_z = self._worst(np.abs(z_ND), z_ND, is_there_ND)
         return [
             ScoredRow(
                 file=self._source.name,
@@ -102,17 +103,23 @@ class ScoredFile:
             for row, score, shares, zs in zip(rows, scores_N.tolist(), by_error, by_z, strict=True)
         ]
 
-    def _worst(self, order_ND: Floats, values_ND: Floats) -> Iterator[Iterator[tuple[str, float]]]:
-        """For each row the metrics that stand first in descending `order`, with their values."""
+    def _worst(
+        self, order_ND: Floats, values_ND: Floats, is_there_ND: NDArray[np.bool_]
+    ) -> Iterator[list[tuple[str, float]]]:
+        """For each row the metrics that have a value and stand first in descending `order`, with what is said of them.
+
+        A metric that is missing in the row, although it has a part in the error of its window, is not to blame for it.
+        """
+        order_ND = np.where(is_there_ND, order_ND, -1)
         num_named = min(NUM_NAMED, order_ND.shape[1])
         first_NK = np.argpartition(-order_ND, num_named - 1, axis=1)[:, :num_named]
         rank_NK = np.argsort(-np.take_along_axis(order_ND, first_NK, axis=1), axis=1, kind="stable")
         first_NK = np.take_along_axis(first_NK, rank_NK, axis=1)
         names = self._detector.metric_names
-        for metrics, values in zip(
-            first_NK.tolist(), np.take_along_axis(values_ND, first_NK, axis=1).tolist(), strict=True
-        ):
-            yield zip((names[metric] for metric in metrics), values, strict=True)
+        values_NK, is_there_NK = (np.take_along_axis(array, first_NK, axis=1) for array in (values_ND, is_there_ND))
+        for metrics, values, are_there in zip(first_NK.tolist(), values_NK.tolist(), is_there_NK.tolist(), strict=True):
+            named = zip(metrics, values, are_there, strict=True)
+            yield [(names[metric], value) for metric, value, is_there in named if is_there]
 
 
 def short(value: float) -> float:

@@ -57,9 +57,9 @@ class Reader(Protocol):
     @property
     def columns(self) -> Sequence[Column]: ...
     def rows(self, metric_names: Sequence[str], tally: Tally) -> Iterator[NDArray[np.float64]]:
-        """Yields arrays of shape (N, D) of rows whose metrics are all finite; others are told to the tally.
+        """Yields arrays of shape (N, D) of rows in which a metric has a value; others are told to the tally.
 
-        Or of what the tally makes of them: one that keeps a log of rows gives those with gaps back as NaN.
+        NaN is a missing value. Or what the tally makes of them: one that keeps a log of rows gives all of them back.
         """
         ...
 

@@ -10,6 +10,7 @@ lets pandas judge: it pads, shifts and renames. Raises DataError malformed, enco
 
 import csv
 import io
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -63,9 +64,9 @@ class DelimitedReader:
         return self._dialect.columns
 
     def rows(self, metric_names: Sequence[str], tally: Tally) -> Iterator[Floats]:
-        """Yields float64 arrays of shape (N, D), one a block, of the rows in which every metric is a finite number.
+        """Yields float64 arrays of shape (N, D), one a block, of the rows in which a metric has a value.
 
-        Columns stand in the order of `metric_names`. Rows that are left out are told to the tally.
+        Columns stand in the order of `metric_names`; NaN is a missing value. Rows left out are told to the tally.
         """
         positions = {column.name: index for index, column in enumerate(self.columns)}
         chosen = [positions[name] for name in metric_names]
@@ -158,8 +159,8 @@ class _BlockParser:
             numbers: list[int] = lines.numbers[start:stop].tolist()
             return self._tally.usable_rows(parsed_ND, partial(self._place, lines, start), numbers)
         if stop - start <= CELLWISE_LINES:
-            rows = (self._row(lines.cells(i, self._delimiter), int(lines.numbers[i])) for i in range(start, stop))
-            return self._stacked([row for row in rows if row is not None])
+            rows = [self._row(lines.cells(i, self._delimiter), int(lines.numbers[i])) for i in range(start, stop)]
+            return self._judged(rows, lines.numbers[start:stop].tolist())
         bounds = np.linspace(start, stop, SPLIT + 1).astype(int).tolist()
         return np.concatenate([self._range(lines, a, b) for a, b in pairwise(bounds)])
 
@@ -195,33 +196,44 @@ class _BlockParser:
 
     def _by_records(self, block: LineBlock) -> Floats:
         """Quotes, and what may decide the decimal mark: record by record."""
-        rows = []
+        rows: list[list[float] | None] = []
+        numbers = []
         for record in self._splitter.split(block):
             if len(record.cells) != self._width:
                 self._tally.drop("ragged", record.line, text=self._delimiter.join(record.cells))
-            elif (row := self._row(record.cells, record.line)) is not None:
-                rows.append(row)
-        return self._stacked(rows)
+            else:
+                rows.append(self._row(record.cells, record.line))
+                numbers.append(record.line)
+        return self._judged(rows, numbers)
+
+    def _judged(self, rows: Sequence[list[float] | None], numbers: Sequence[int]) -> Floats:
+        """Rows that went cell by cell, by the tally; None is one that it was told of."""
+        kept = [(row, number) for row, number in zip(rows, numbers, strict=True) if row is not None]
+        lines = [number for _, number in kept]
+        rows_ND = self._stacked([row for row, _ in kept])
+        return self._tally.usable_rows(rows_ND, lambda row, _: (lines[row], None, ""), lines)
 
     def _row(self, cells: list[str], line: int) -> list[float] | None:
-        """The metrics of one row, or None after telling the tally why not."""
+        """The metrics of one row, not all of them missing, or None after telling the tally why not."""
         shown = chosen = [cells[index] for index in self._chosen]
         if self._units:
             chosen = [without_unit(cell, unit) for cell, unit in zip(chosen, self._units, strict=True)]
         if self._label is not None:
             self._tally.labelled(line, cells[self._label])
         if (numbers := self._decimal.numbers_of(chosen, line, self._column_numbers)) is not None:
-            self._tally.passed(line)
             return numbers
         if self._width == 1 and not cells[0].strip():
             return None  # a blank line is no row
-        for column, cell, text in zip(self._column_numbers, chosen, shown, strict=True):
-            if reason := reason_against(self._decimal.pointed(cell)):
-                if self._names and line > self._first_line and self._is_other_header(cells, shown):
-                    raise columns_changed(line)
-                self._tally.drop(reason, line, column, text)
-                return None
-        raise AssertionError(chosen)  # numbers_of and reason_against agree, so one of the cells has a reason
+        texts = [self._decimal.pointed(cell) for cell in chosen]
+        reasons = [reason_against(text) for text in texts]
+        # Text in place of a number is a fault of the row; as long as there is none, one value is enough.
+        if "not_a_number" not in reasons and None in reasons:
+            return [_value(text, reason) for text, reason in zip(texts, reasons, strict=True)]
+        if self._names and line > self._first_line and self._is_other_header(cells, shown):
+            raise columns_changed(line)
+        index = reasons.index("not_a_number") if "not_a_number" in reasons else 0
+        self._tally.drop(reasons[index] or "", line, self._column_numbers[index], shown[index])
+        return None
 
     def _is_other_header(self, cells: list[str], chosen: list[str]) -> bool:
         """Whether a row holds names instead of numbers, as where files of different columns were joined.
@@ -240,6 +252,10 @@ class _BlockParser:
 
     def _stacked(self, rows: list[list[float]]) -> Floats:
         return np.array(rows, dtype=np.float64).reshape(-1, len(self._chosen))
+
+
+def _value(text: str, reason: str | None) -> float:
+    return float(text) if reason is None else math.nan if reason == "missing" else math.inf
 
 
 def _joined(lines: _Lines, start: int, stop: int) -> bytes:

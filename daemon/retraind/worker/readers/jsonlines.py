@@ -5,6 +5,7 @@ malformed. Values must be numbers: nothing is converted from text, true, lists o
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -25,6 +26,7 @@ from retraind.worker.readers.tally import Tally
 # Decoded objects take about ten times the space of their text.
 BLOCK_BYTES = 2**20
 NUMBER_TYPES = frozenset({float, int})
+CELL_TYPES = frozenset({float, int, type(None)})  # numpy makes NaN of None
 
 Floats = NDArray[np.float64]
 Object = dict[str, object]
@@ -131,7 +133,7 @@ def _as_float(number: float) -> float:
 def _parse(block: LineBlock, keys: list[str], tally: Tally, label: str | None) -> Floats:
     """The rows of a block, shape (N, D)."""
     pick = itemgetter(*keys) if len(keys) > 1 else lambda value: (value[keys[0]],)
-    rows: list[Sequence[float]] = []
+    rows: list[Sequence[float | None]] = []
     numbers: list[int] = []
     for index, line in enumerate(block.data.split(b"\n")):
         if not line.strip():
@@ -148,22 +150,28 @@ def _parse(block: LineBlock, keys: list[str], tally: Tally, label: str | None) -
             cells = pick(value)
         except KeyError:
             cells = tuple(value.get(key) for key in keys)
-        if NUMBER_TYPES.issuperset(map(type, cells)):
-            rows.append(cells)
-            numbers.append(number)
-        else:
-            _drop(cells, keys, number, tally)
+        if not CELL_TYPES.issuperset(map(type, cells)):
+            reasons = [_reason(cell) for cell in cells]
+            if "not_a_number" in reasons:
+                key, cell = keys[bad := reasons.index("not_a_number")], cells[bad]
+                tally.drop("not_a_number", number, text=f"{key}: {cell!r:.40}")
+                continue
+            cells = [_value(cell, reason) for cell, reason in zip(cells, reasons, strict=True)]
+        rows.append(cells)
+        numbers.append(number)
     return tally.usable_rows(_stacked(rows, len(keys)), lambda row, metric: (numbers[row], None, keys[metric]), numbers)
 
 
-def _drop(cells: Sequence[object], keys: list[str], line: int, tally: Tally) -> None:
-    """Counts a row by the first of its cells that is no finite number."""
-    key, cell = next((key, cell) for key, cell in zip(keys, cells, strict=True) if _reason(cell))
-    tally.drop(_reason(cell) or "", line, text=f"{key}: {cell!r:.40}")
+def _value(cell: object, reason: str | None) -> float | None:
+    """A cell that is a number or a word for none."""
+    if reason is None:
+        return cell  # type: ignore[return-value]
+    return None if reason == "missing" else math.inf
 
 
-def _stacked(rows: list[Sequence[float]], num_metrics: int) -> Floats:
+def _stacked(rows: list[Sequence[float | None]], num_metrics: int) -> Floats:
     try:
         return np.array(rows, dtype=np.float64).reshape(-1, num_metrics)
     except OverflowError:  # an integer beyond float64
-        return np.array([[_as_float(cell) for cell in row] for row in rows]).reshape(-1, num_metrics)
+        floats = [[math.nan if cell is None else _as_float(cell) for cell in row] for row in rows]
+        return np.array(floats).reshape(-1, num_metrics)

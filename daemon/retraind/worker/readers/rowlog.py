@@ -31,7 +31,7 @@ class Row:
 
 
 class RowLog(Tally):
-    """Rows that are numbers pass, those with a missing or infinite cell as NaN; the others are remembered beside."""
+    """Rows of numbers pass, NaN where a value is missing; the others are remembered beside."""
 
     def __init__(self, label: str | None = None) -> None:
         super().__init__()
@@ -52,31 +52,21 @@ class RowLog(Tally):
         is_time_N = np.abs(instants_N) > EARLIEST_NS
         self._labels |= {line: text for line, text, is_time in zip(lines, texts, is_time_N, strict=True) if is_time}
 
-    def passed(self, line: int) -> None:
-        self._passed.append((line, ""))
-
     def usable_rows(
         self,
         rows_ND: NDArray[np.float64],
         place: Callable[[int, int], tuple[int, int | None, str]],
         lines: Sequence[int] | None = None,
     ) -> NDArray[np.float64]:
-        """All rows; one with a cell that is not finite becomes NaN throughout, by the reason of its first such cell."""
+        """All rows, with NaN for each value that is missing; one without any has the reason of its first cell."""
         super().usable_rows(rows_ND, place)
-        usable_ND = np.abs(rows_ND) <= MAX_MAGNITUDE
-        bad_N = np.flatnonzero(~usable_ND.all(axis=1))
-        first_N = np.argmin(usable_ND[bad_N], axis=1)
-        is_missing_N = np.isnan(rows_ND[bad_N, first_N]).tolist()
-        reasons = {
-            row: "missing" if is_missing else "non_finite"
-            for row, is_missing in zip(bad_N.tolist(), is_missing_N, strict=True)
-        }
+        whole_ND = np.where(np.abs(rows_ND) <= MAX_MAGNITUDE, rows_ND, np.nan)
+        lost_N = np.flatnonzero(np.isnan(whole_ND).all(axis=1))
+        reasons = {row: "missing" if np.isnan(rows_ND[row, 0]) else "non_finite" for row in lost_N.tolist()}
         if lines is None:
             lines = [place(row, 0)[0] for row in range(len(rows_ND))]
         self._passed += [(line, reasons.get(row, "")) for row, line in enumerate(lines)]
-        rows_ND = rows_ND.copy()
-        rows_ND[bad_N] = np.nan
-        return rows_ND
+        return whole_ND
 
     def take(self, rows_ND: NDArray[np.float64]) -> tuple[list[Row], NDArray[np.float64]]:
         """The rows of the block that a reader has just yielded, and the same with a row of NaN for each that was lost.

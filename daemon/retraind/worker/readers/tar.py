@@ -157,9 +157,6 @@ class _Onward(Tally):
     def stamped(self, lines: Sequence[int], instants_N: NDArray[np.int64]) -> None:
         self._tally.stamped(self._lines(lines), instants_N)
 
-    def passed(self, line: int) -> None:
-        self._tally.passed(self._line(line))
-
     def usable_rows(
         self,
         rows_ND: Floats,
