@@ -6,7 +6,7 @@ import torch
 
 from retraind.errors import HostError, Interrupted
 from retraind.worker import linear, model, scorer
-from retraind.worker.rows import RowRange, read_blocks
+from retraind.worker.rows import RowRange, carried, read_blocks
 from retraind.worker.scorer import MIN_USUAL, MIN_USUAL_OF_CONSTANT, NEWEST_ROW_WEIGHT, POWER, fit_scorer, reach
 
 CPU = torch.device("cpu")
@@ -84,6 +84,26 @@ def test_a_missing_value_is_left_out_and_the_others_count_as_without_it(tmp_path
     errors = found.errors(gone, has_missing=True)
     assert errors[7].isnan().all()
     assert not errors[[6, 8]].isnan().any()
+
+
+def test_a_missing_value_does_not_make_the_other_metrics_of_its_row_strange(tmp_path):
+    """Of metrics that follow from others: alone, in a stretch longer than a window, and for good."""
+    rows = write_rows(tmp_path / "rows")
+    found = fit_scorer(network(3), rows, CPU, quiet)
+    clean = windows(rows, found.reach)[100:200]
+    expected = found.errors(clean, has_missing=False)[:, [0, 1, 3, 4]].mean(dim=1)
+    for missing in (slice(-D + 2, -D + 3), slice(2, None, D)):  # metric 2: of the newest row, of each
+        holed = clean.clone()
+        holed[:, missing] = torch.nan
+        errors = found.errors(holed, has_missing=True)[:, [0, 1, 3, 4]].mean(dim=1)
+        assert (errors / expected).median().item() == pytest.approx(1.0, abs=0.1)
+
+
+def test_what_is_missing_is_taken_from_before_in_its_window_else_from_after_else_the_centre():
+    nan = np.nan
+    window = torch.tensor([[nan, 1.0, nan], [2.0, nan, nan], [nan, nan, nan], [5.0, 4.0, nan]])
+    expected = [[2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [2.0, 1.0, 0.0], [5.0, 4.0, 0.0]]
+    assert carried(window.view(1, 12), 3).view(4, 3).tolist() == expected
 
 
 def test_a_metric_that_was_always_missing_is_no_error(tmp_path):

@@ -49,11 +49,13 @@ class _Losses:
         self._pca_square = torch.zeros((), dtype=torch.float64, device=device)
 
     def add(self, filled_BF: Tensor, residual_BF: Tensor, pca_residual_BF: Tensor, is_there_BF: Tensor | None) -> None:
-        """A block of windows with 0 for what is missing, and what the net and principal components leave of it."""
+        """A block of windows without a gap, and what the net and principal components leave of it."""
         if is_there_BF is None:
             self._sums_3D[2] += filled_BF.numel() // self._num_metrics
         else:
-            residual_BF, pca_residual_BF = residual_BF.mul(is_there_BF), pca_residual_BF.mul(is_there_BF)
+            filled_BF, residual_BF, pca_residual_BF = (
+                part_BF.mul(is_there_BF) for part_BF in (filled_BF, residual_BF, pca_residual_BF)
+            )
             self._sums_3D[2] += self._by_metric(is_there_BF)
         self._sums_3D[0] += self._by_metric(residual_BF.square())
         self._sums_3D[1] += self._by_metric(filled_BF.square())
@@ -132,9 +134,9 @@ def evaluate(
     num_done = 0
     for block_BF in read_blocks(rows.seen_through(scorer.reach)):
         x_BF = block_BF.to(scorer.device)
-        filled_BF = present(x_BF, has_missing=rows.has_missing)
+        filled = scorer.filled(x_BF, has_missing=rows.has_missing)
         is_there_BF = ~x_BF.isnan() if rows.has_missing else None
-        residuals, own_BF = scorer.residuals(filled_BF), filled_BF[:, -rows.input_dim :]
+        residuals, own_BF = scorer.residuals(filled), filled[0]
         is_own_there_BF = None if is_there_BF is None else is_there_BF[:, -rows.input_dim :]
         losses.add(own_BF, residuals[0], scorer.pca_residual(own_BF, LATENT_DIM), is_own_there_BF)
         seen.add(scorer.errors_of(residuals, is_there_BF), x_BF[:, -rows.num_metrics :])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from retraind.worker.rows import FLOAT_BYTES, RowRange, present, spread_rows
+from retraind.worker.rows import FLOAT_BYTES, RowRange, carried, spread_rows
 
 # Directions of variance and typical errors are known from so many rows, so the fit does not grow with the dataset.
 MAX_FIT_ROWS = 131_072
@@ -24,6 +24,8 @@ MAX_EXACT_WIDTH = 1024
 # What is held of a dataset with wider windows.
 SAMPLE_BYTES = 64 * 2**20
 _NUM_ITERATIONS = 4
+# Without them a machine that had lost one of its metrics had 20 % more alarms; with 3 none, but they go on to converge.
+_NUM_FILLS = 8
 _SEED = 0
 
 Beat = Callable[[float | None], None]
@@ -46,13 +48,23 @@ class LinearPath:
         centred_BF = x_BF - self.mean_F
         return centred_BF.sub_((centred_BF @ axes_FK) @ axes_FK.T)
 
+    def filled(self, x_BF: Tensor, is_missing_BF: Tensor) -> Tensor:
+        """The windows with what the components expect from the other values where one is missing, from `x` as a guess.
+
+        Each round takes what they rebuild: in the end what is missing has no residual and disturbs no other's. A metric
+        that is away for good would otherwise be read as one that stands still, and raise alarms.
+        """
+        for _ in range(_NUM_FILLS):
+            x_BF = torch.where(is_missing_BF, x_BF - self.residual(x_BF), x_BF)
+        return x_BF
+
     def to(self, device: torch.device) -> "LinearPath":
         return LinearPath(self.mean_F.to(device), self.axes_FK.to(device))
 
 
 @torch.no_grad()
 def fit(rows: RowRange, num_components: int, beat: Beat) -> LinearPath:
-    """The linear path of these rows' windows, on the CPU, in float32. A missing value counts as its metric's centre.
+    """The linear path of these rows' windows, on the CPU, in float32. A missing value counts as the one before it.
 
     Half as many components as a window has values at most: with all of them nothing would be left to see.
     """
@@ -65,7 +77,7 @@ def fit(rows: RowRange, num_components: int, beat: Beat) -> LinearPath:
     products_FF = torch.zeros(width, width, dtype=torch.float64)
     for block_BF in spread_rows(rows, MAX_FIT_ROWS):
         # Values are scaled and a block is small: float32 is exact enough within it, and twice as fast.
-        x_BF = present(block_BF, has_missing=rows.has_missing).contiguous()
+        x_BF = carried(block_BF, rows.num_metrics) if rows.has_missing else block_BF.contiguous()
         sum_F += x_BF.sum(dim=0, dtype=torch.float64)
         products_FF += (x_BF.T @ x_BF).double()
         num_rows += len(x_BF)
@@ -81,7 +93,7 @@ def _fit_by_iteration(rows: RowRange, num_components: int, beat: Beat) -> Linear
     limit = max(num_components + 1, SAMPLE_BYTES // (rows.input_dim * FLOAT_BYTES))
     blocks = []
     for block_BF in spread_rows(rows, limit):
-        blocks.append(present(block_BF, has_missing=rows.has_missing).clone())
+        blocks.append(carried(block_BF, rows.num_metrics) if rows.has_missing else block_BF.clone())
         beat(None)
     x_NF = torch.cat(blocks)
     mean_F = x_NF.mean(dim=0)

@@ -182,3 +182,19 @@ def spread_rows(rows: RowRange, limit: int) -> Iterator[Tensor]:
 def present(x_BF: Tensor, *, has_missing: bool) -> Tensor:
     """The windows with 0, each metric's centre, for what is missing; as they are where nothing can be."""
     return torch.nan_to_num(x_BF, nan=0.0, posinf=torch.inf, neginf=-torch.inf) if has_missing else x_BF
+
+
+def carried(x_BF: Tensor, num_metrics: int) -> Tensor:
+    """The windows with a metric's value before it in its window for what is missing, else the one after, else 0.
+
+    Of windows and not of rows, so that a row's score does not depend on how rows are cut into calls.
+    """
+    x_BWD = x_BF.reshape(len(x_BF), -1, num_metrics).clone()
+    window = x_BWD.shape[1]
+    forwards, backwards = (
+        [(row, row - 1) for row in range(1, window)],
+        [(row - 1, row) for row in range(window - 1, 0, -1)],
+    )
+    for to, source in forwards + backwards:
+        torch.where(x_BWD[:, to].isnan(), x_BWD[:, source], x_BWD[:, to], out=x_BWD[:, to])
+    return torch.nan_to_num_(x_BWD.view(x_BF.shape), nan=0.0, posinf=torch.inf, neginf=-torch.inf)

@@ -21,7 +21,7 @@ from torch import Tensor
 from retraind.errors import HostError
 from retraind.worker.linear import MAX_FIT_ROWS, LinearPath, fit
 from retraind.worker.model import TelemetryAutoencoder, folded
-from retraind.worker.rows import RowRange, present, spread_rows
+from retraind.worker.rows import RowRange, carried, spread_rows
 
 SCORER_NAME = "scorer.pt"
 
@@ -62,6 +62,8 @@ class Scorer:
         self.device = device
         self._network = folded(network).to(device)
         self.paths = [Path(path.usual_D.to(device), path.linear and path.linear.to(device)) for path in paths]
+        own_width = window * len(paths[0].usual_D)
+        self._widths = [own_width if path.linear is None else path.linear.input_dim for path in paths]
 
     def pca_residual(self, x_BF: Tensor, num_components: int) -> Tensor:
         """What as many principal components leave of the same windows: the baseline. Shapes (B, F)."""
@@ -70,16 +72,31 @@ class Scorer:
         return linear.residual(x_BF, num_components)
 
     @torch.no_grad()
-    def residuals(self, filled_BF: Tensor) -> list[Tensor]:
-        """What each path can not rebuild of the end of windows without a missing value, as long as it looks back."""
-        return [self._residual(path, filled_BF) for path in self.paths]
+    def filled(self, x_BF: Tensor, *, has_missing: bool) -> list[Tensor]:
+        """For each path the end of windows, as long as it looks back; for what is missing, what is expected there.
+
+        That is of the linear path over the same window, also for the net.
+        """
+        if not has_missing:
+            return [x_BF[:, -width:] for width in self._widths]
+        carried_BF, is_missing_BF = carried(x_BF, len(self.paths[0].usual_D)), x_BF.isnan()
+        filled = [
+            path.linear.filled(carried_BF[:, -path.linear.input_dim :], is_missing_BF[:, -path.linear.input_dim :])
+            for path in self.paths
+            if path.linear is not None
+        ]
+        return [filled[0], *filled]
+
+    @torch.no_grad()
+    def residuals(self, filled: list[Tensor]) -> list[Tensor]:
+        """What each path can not rebuild of what `filled` gave."""
+        return [self._residual(path, filled_BF) for path, filled_BF in zip(self.paths, filled, strict=True)]
 
     def _residual(self, path: Path, filled_BF: Tensor) -> Tensor:
         if path.linear is not None:
-            return path.linear.residual(filled_BF[:, -path.linear.input_dim :])
-        tail_BF = filled_BF[:, -self.window * len(path.usual_D) :]
-        rebuilt_BF: Tensor = self._network(tail_BF)
-        return rebuilt_BF - tail_BF
+            return path.linear.residual(filled_BF)
+        rebuilt_BF: Tensor = self._network(filled_BF)
+        return rebuilt_BF - filled_BF
 
     def errors(self, x_BF: Tensor, *, has_missing: bool) -> Tensor:
         """The error of each metric in each row, shape (B, D), from windows of `reach` rows that are softened.
@@ -89,7 +106,7 @@ class Scorer:
         """
         x_BF = x_BF.to(self.device)
         is_there_BF = ~x_BF.isnan() if has_missing else None
-        return self.errors_of(self.residuals(present(x_BF, has_missing=has_missing)), is_there_BF)
+        return self.errors_of(self.residuals(self.filled(x_BF, has_missing=has_missing)), is_there_BF)
 
     @torch.no_grad()
     def errors_of(self, residuals: list[Tensor], is_there_BF: Tensor | None) -> Tensor:
@@ -139,10 +156,11 @@ def _usual_residuals(scorer: Scorer, rows: RowRange, beat: Beat) -> list[Tensor]
     is_constant_D = torch.ones(rows.num_metrics, dtype=torch.bool)
     for block_BF in spread_rows(rows, MAX_FIT_ROWS):
         x_BF = block_BF.to(scorer.device)
-        filled_BF = present(x_BF, has_missing=rows.has_missing)
         is_there_BF = ~x_BF.isnan()
-        is_constant_D &= (filled_BF[:, -rows.num_metrics :] == 0).all(dim=0).cpu()
-        for index, residual_BF in enumerate(scorer.residuals(filled_BF)):
+        newest_BD = x_BF[:, -rows.num_metrics :]
+        is_constant_D &= ((newest_BD == 0) | newest_BD.isnan()).all(dim=0).cpu()
+        filled = scorer.filled(x_BF, has_missing=rows.has_missing)
+        for index, residual_BF in enumerate(scorer.residuals(filled)):
             is_there_tail_BF = is_there_BF[:, -residual_BF.shape[1] :]
             squares_PD[index] += _by_metric(residual_BF.mul_(is_there_tail_BF).square_(), rows.num_metrics)
             counts_PD[index] += _by_metric(is_there_tail_BF, rows.num_metrics)
