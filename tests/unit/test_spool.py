@@ -181,11 +181,15 @@ def test_a_quarantined_file_has_its_reason_beside_it(name: bytes, spool: Spool) 
     assert len(listing(spool.quarantined)) == 2
 
 
-def test_the_reason_is_written_before_the_file_is_moved(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_is_written_before_the_file_is_moved_and_goes_when_it_is_not(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     claim(spool)
     full = OSError(errno.EIO, os.strerror(errno.EIO))
+    notes = []
 
-    def fail(_source: bytes, _target: bytes) -> None:
+    def fail(_source: bytes, target: bytes) -> None:
+        notes.append(read_reason(target + b".reason.json"))
         raise full
 
     with monkeypatch.context() as patch:
@@ -194,9 +198,8 @@ def test_the_reason_is_written_before_the_file_is_moved(spool: Spool, monkeypatc
             quarantine(spool)
     assert caught.value is full
     assert listing(spool.active / JOB_ID) == {b"node-42.csv": DATA}
-    note = read_reason(os.fsencode(spool.quarantined / "node-42.csv.reason.json"))
-    assert isinstance(note, ReasonFile)
-    assert note.job == JOB_ID
+    assert [isinstance(note, ReasonFile) and note.job for note in notes] == [JOB_ID]
+    assert os.listdir(spool.quarantined) == []  # nor is a reason left without its file
     quarantine(spool)  # as recovery does
     assert set(listing(spool.quarantined)) == {b"node-42.csv", b"node-42.csv.reason.json"}
     assert spool.claimed() == []

@@ -45,7 +45,7 @@ class Scan:
 
     ready: list[Entry] = field(default_factory=list)
     settling: list[Entry] = field(default_factory=list)
-    refused: list[Entry] = field(default_factory=list)  # not regular files, quiet
+    refused: list[Entry] = field(default_factory=list)  # not regular files, quiet, whether or not they rest
     num_stale_temporaries: int = 0
     next_due: float | None = None  # monotonic time at which a settling entry may have become ready
 
@@ -101,7 +101,9 @@ class Intake:
         return known if known is not None and known.signature == fresh.signature else fresh
 
     def _sort(self, entry: Entry, scan: Scan, now: float) -> None:
-        due = max(entry.since + self.quiet_seconds, entry.not_before)
+        due = entry.since + self.quiet_seconds
+        if entry.is_regular:
+            due = max(due, entry.not_before)
         if now < due:
             scan.settling.append(entry)
             scan.next_due = due if scan.next_due is None else min(scan.next_due, due)

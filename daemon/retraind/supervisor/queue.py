@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _FRESH_SCAN_SECONDS = 0.5
 # A burst of events is one reason to look: ten looks a second cost a fifth of a CPU with 10,000 files waiting.
 _BUSY_SCAN_SECONDS = 0.1
+# What is no file and can not be moved away: each try writes its reason and takes that back, so not at each scan.
+_REFUSE_AGAIN_SECONDS = 60.0
 
 
 class Queue:
@@ -62,8 +64,8 @@ class Queue:
         self._watch.tend(now)
         self._rescan(now)
         for entry in self.scan.refused:
-            if not entry.is_reported:
-                self._refuse(entry)
+            if now >= entry.not_before:
+                self._refuse(entry, now)
 
     def _rescan(self, now: float) -> None:
         self.scan = self._intake.scan(now, time.time())
@@ -139,9 +141,11 @@ class Queue:
             )
         )
 
-    def _refuse(self, entry: Entry) -> None:
-        """Once: what can not be moved away is left, counted at each scan, and not spoken of again."""
-        entry.is_reported = True
+    def _refuse(self, entry: Entry, moment: float) -> None:
+        """What can not be moved away is left and counted at each scan, tried again by the minute and spoken of once.
+
+        A full disk heals; a directory that is not the service's to move stays until somebody takes it away.
+        """
         now = datetime.now(UTC)
         name = printable(entry.name)
         reason = Reason(code="not_regular", message=f"{name} is not a regular file", remedy="drop files only")
@@ -149,7 +153,14 @@ class Queue:
         try:
             self._spool.refuse(entry.name, job_id, reason)
         except OSError as error:
-            log.warning("%s is not a regular file and can not be moved away (%s): ignored", name, error.strerror)
+            entry.not_before = moment + _REFUSE_AGAIN_SECONDS
+            if not entry.is_reported:
+                log.warning(
+                    "%s is not a regular file and can not be moved away (%s): left there, tried again every minute",
+                    name,
+                    error.strerror,
+                )
+            entry.is_reported = True
             return
         self._ledger.save(
             Job(id=job_id, name=name, state=JobState.QUARANTINED, created_at=now, updated_at=now, reason=reason)

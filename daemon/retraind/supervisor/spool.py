@@ -187,7 +187,12 @@ class Spool:
         # The reason goes first: power may fail between the two, and a file without its reason would be a riddle.
         path = Path(os.fsdecode(target + REASON_SUFFIX))
         fsio.write_atomic(path, msgspec.json.format(msgspec.json.encode(note)) + b"\n", mode=0o640)
-        fsio.move(source, target)
+        try:
+            fsio.move(source, target)
+        except OSError:
+            if not os.path.lexists(target):  # a reason without its file would be a riddle too
+                path.unlink(missing_ok=True)
+            raise
 
     def _free(self, directory: Path, name: bytes, job_id: str) -> bytes:
         """A path in `directory` that no other file has: the name itself, or with the job's id before its extension."""
