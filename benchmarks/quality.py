@@ -137,18 +137,35 @@ class Silent:
 def retraind(training_ND: Floats, test_ND: Floats, seed: int) -> Floats:
     """The default configuration, from a file to a version to scores."""
     with tempfile.TemporaryDirectory() as name:
-        work_dir = Path(name)
-        pd.DataFrame(training_ND).to_csv(work_dir / "training.csv", header=False, index=False)
-        training, data = TrainingConfig(seed=seed, checkpoint_seconds=None), DataConfig()
-        order = Order(
-            job="", attempt=1, datasets=[str(work_dir / "training.csv")], work_dir=name, socket="", device="cpu",
-            training=training, data=data, log_level="error",
-        )  # fmt: skip
-        ingested = ingest([work_dir / "training.csv"], work_dir, data, lambda _: None)
-        candidate = worker.learn(order, ingested, work_dir, Silent())  # type: ignore[arg-type]
+        candidate = learned(training_ND, seed, Path(name))
         manifest = report.manifest_of(candidate, "000001-0", 1, "quality", "", datetime.now(UTC))
-        (work_dir / "manifest.json").write_bytes(msgspec.json.encode(manifest))
-        return np.asarray(load_model(work_dir).score(test_ND), dtype=float)
+        (Path(name) / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+        return np.asarray(load_model(name).score(test_ND), dtype=float)
+
+
+def learned(training_ND: Floats, seed: int, work_dir: Path) -> report.Candidate:
+    """What a worker makes of the rows, with its files in `work_dir`."""
+    pd.DataFrame(training_ND).to_csv(work_dir / "training.csv", header=False, index=False)
+    training, data = TrainingConfig(seed=seed, checkpoint_seconds=None), DataConfig()
+    order = Order(
+        job="", attempt=1, datasets=[str(work_dir / "training.csv")], work_dir=str(work_dir), socket="", device="cpu",
+        training=training, data=data, log_level="error",
+    )  # fmt: skip
+    ingested = ingest([work_dir / "training.csv"], work_dir, data, lambda _: None)
+    return worker.learn(order, ingested, work_dir, Silent())  # type: ignore[arg-type]
+
+
+def print_spread(name: str, found: list[Machine], num_seeds: int) -> None:
+    """How far seeds alone move the held-out loss of one machine's model: the highest by the lowest."""
+    ratios = []
+    for machine in found:
+        with tempfile.TemporaryDirectory() as work_dir:
+            losses = [
+                learned(machine.training_ND, seed, Path(work_dir)).evaluation.heldout_loss for seed in range(num_seeds)
+            ]
+        ratios.append(max(losses) / min(losses))
+    print(f"{name:<5} held-out loss, highest by lowest of {num_seeds} seeds: median {statistics.median(ratios):.2f}, "
+          f"at most {max(ratios):.2f}")  # fmt: skip
 
 
 def z_scores(training_ND: Floats, test_ND: Floats) -> tuple[Floats, Floats]:
@@ -268,6 +285,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="how often each is trained (default %(default)s)")
     parser.add_argument("--missing", type=float, default=0.0, help="share of values that are taken away")
     parser.add_argument("--only", action="store_true", help="without the peers")
+    parser.add_argument("--spread", action="store_true", help="only how far seeds move the held-out loss")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -276,6 +294,9 @@ def main() -> None:
         found = list(machines(arguments.data, name))
         if not found:
             parser.error(f"{arguments.data} has no {name}")
+        if arguments.spread:
+            print_spread(name, found, arguments.seeds)
+            continue
         ours = measure(retraind, found, MAX_BUFFERS[name], arguments.seeds, arguments.missing)
         result[name] = {**ours, "machines": len(found), "peers": {}}
         if not arguments.json:

@@ -98,6 +98,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     training: TrainingConfig
     data: DataConfig
     log_level: str
+    published: str = ""  # the model's directory, where a candidate is compared with what is live; empty: it is not
 
 
 def advance(job: Job, state: JobState, now: datetime, **changes: object) -> Job:

@@ -150,11 +150,15 @@ class ScoredRow(Fact, frozen=True, kw_only=True):
 
 
 class Comparison(Fact, frozen=True, kw_only=True):
-    """The published model beside the candidate, on the same held-out rows: mean error of either, lower is better."""
+    """The published model beside the candidate, on the same held-out rows: mean error of either, lower is better.
+
+    The mean square of what each net leaves of a value, in deviations of the candidate's scaler.
+    """
 
     version: str
     published_error: float
     candidate_error: float
+    num_rows: int
 
 
 class Criterion(Fact, frozen=True, kw_only=True):
@@ -210,6 +214,7 @@ class Evaluation(Fact, frozen=True, kw_only=True):
     scores: ScoreSeries | None = None
     worst_rows: list[ScoredRow] = []
     comparison: Comparison | None = None
+    no_comparison: str = ""  # why there is none, in words
 
 
 class TensorFact(Fact, frozen=True, kw_only=True):

@@ -94,7 +94,9 @@ def make_manifest(names: list[str], **changes: object) -> report.Manifest:
         histogram=report.Histogram(edges=[0.0, 0.5, 1.0, 1.5], counts=[900, 99, 1]),
         scores=report.ScoreSeries(first_row=9000, rows_per_point=10, maxima=[0.2, 0.3, 7.5, 0.1]),
         worst_rows=[report.ScoredRow(row=9023, score=7.5, metrics=blamed)],
-        comparison=report.Comparison(version="000041-aaaaaaaaaaaa", published_error=0.5, candidate_error=0.25),
+        comparison=report.Comparison(
+            version="000041-aaaaaaaaaaaa", published_error=0.5, candidate_error=0.25, num_rows=1000
+        ),
     )  # fmt: skip
     dataset = make_dataset(
         name=names[0], metric_names=names, constant_metrics=names[:1], num_dropped={"missing": 3},

@@ -8,7 +8,7 @@ import pytest
 from builders import make_candidate, make_dataset, make_tensors
 
 from retraind.config import GateConfig
-from retraind.report import Candidate, Criterion, Evaluation, ModelShape, Scaler, SiblingFile, TensorFact
+from retraind.report import Candidate, Comparison, Criterion, Evaluation, ModelShape, Scaler, SiblingFile, TensorFact
 from retraind.supervisor.gate import judge, objections
 
 NO_LIMIT = GateConfig()
@@ -128,7 +128,7 @@ def test_what_passed_is_told_with_its_figures_in_the_order_in_which_it_was_looke
     assert all(criterion.passed for criterion in criteria)
     assert [criterion.code for criterion in criteria] == [
         "wrong_tensors", "wrong_tensors", "wrong_files", "non_finite_weights", "non_finite_weights", "non_finite_loss",
-        "loss_above_limit", "worse_than_mean",
+        "loss_above_limit", "worse_than_mean", "worse_than_published",
     ]  # fmt: skip
     messages = " / ".join(criterion.message for criterion in criteria)
     for words in (
@@ -151,7 +151,45 @@ def test_what_passed_is_told_with_its_figures_in_the_order_in_which_it_was_looke
 )
 def test_a_comparison_that_could_not_be_made_says_why(changes: dict[str, float], config: GateConfig, why: str) -> None:
     evaluation = Evaluation(**{"num_heldout_rows": 1000, "heldout_loss": 0.5, "mean_loss": 1.0, **changes})
-    *_, last = judge(make_candidate(evaluation=evaluation), config)
-    assert (last.code, last.passed) == ("worse_than_mean", True)
-    assert "not compared" in last.message
-    assert why in last.message
+    told = next(one for one in judge(make_candidate(evaluation=evaluation), config) if one.code == "worse_than_mean")
+    assert told.passed
+    assert "not compared" in told.message
+    assert why in told.message
+
+
+def beside_published(ours: float, theirs: float, num_rows: int = 1000) -> Candidate:
+    comparison = Comparison(version="000001-a", published_error=theirs, candidate_error=ours, num_rows=num_rows)
+    return make_candidate(
+        evaluation=Evaluation(num_heldout_rows=num_rows, heldout_loss=0.5, mean_loss=1.0, comparison=comparison)
+    )
+
+
+@pytest.mark.parametrize(
+    ("candidate", "config", "is_rejected"),
+    [
+        (beside_published(1.25, 1.0), NO_LIMIT, False),  # as large as the margin allows
+        (beside_published(1.26, 1.0), NO_LIMIT, True),
+        (beside_published(0.1, 1.0), NO_LIMIT, False),
+        (beside_published(1.26, 1.0, num_rows=999), NO_LIMIT, False),
+        (beside_published(1.26, 1.0), GateConfig(policy="publish_always"), False),
+        (beside_published(1.06, 1.0), GateConfig(margin=0.05), True),
+        (beside_published(1.0, 0.0), NO_LIMIT, True),
+        (beside_published(0.0, 0.0), NO_LIMIT, False),
+        (beside_published(math.nan, 1.0), NO_LIMIT, True),
+        (beside_published(1.0, math.nan), NO_LIMIT, False),  # a model that answers nothing is no measure
+        (beside_published(math.inf, math.inf), NO_LIMIT, False),
+    ],
+)
+def test_what_is_worse_than_the_live_model_by_more_than_the_margin_is_rejected(
+    candidate: Candidate, config: GateConfig, *, is_rejected: bool
+) -> None:
+    assert [one.code for one in against(candidate, config)] == ["worse_than_published"] * is_rejected
+    told = next(one.message for one in judge(candidate, config) if one.code == "worse_than_published")
+    assert "000001-a" in told
+
+
+def test_why_nothing_was_compared_stands_among_the_criteria() -> None:
+    evaluation = Evaluation(num_heldout_rows=1, heldout_loss=0.5, mean_loss=1.0, no_comparison="no rows are held out")
+    told = judge(make_candidate(evaluation=evaluation), NO_LIMIT)[-1]
+    assert told.passed
+    assert told.message == "no model that is live was measured beside it: no rows are held out"

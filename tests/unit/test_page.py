@@ -199,7 +199,7 @@ def test_whatever_the_figures_are_the_page_is_whole(seed: int) -> None:
         threshold=Threshold(value=one(), target_share=one(), expected_share=one(), num_rows=count()),
         metric_errors=some(9), worst_rows=[ScoredRow(row=count(), score=one(), metrics=metrics) for _ in range(3)],
         scores=ScoreSeries(first_row=count(), rows_per_point=count(), maxima=some(2000)),
-        comparison=Comparison(version="x", published_error=one(), candidate_error=one()),
+        comparison=Comparison(version="x", published_error=one(), candidate_error=one(), num_rows=3),
     )  # fmt: skip
     training = make_training(
         epoch_losses=some(30), heldout_losses=some(900), seconds=one(), rows_per_second=one(), epochs=count()

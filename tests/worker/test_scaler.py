@@ -92,5 +92,5 @@ def test_values_far_out_grow_with_their_logarithm_and_fit_into_float16():
     assert softened[:7].tolist() == pytest.approx([0, 1, -4, 4, 8, -8, 4 * (1 + np.log(1e30 / 4))], rel=1e-5)
     assert np.isnan(softened[7])
     assert np.abs(softened[:7]).max() < 65_504
-    assert [harden(float(value), SOFT_LIMIT) for value in softened[:6]] == pytest.approx(values[:6].tolist(), rel=1e-4)
+    assert harden(softened[:6].astype(float), SOFT_LIMIT).tolist() == pytest.approx(values[:6].tolist(), rel=1e-4)
     assert soften(values.copy(), None)[:7].tolist() == values[:7].tolist()

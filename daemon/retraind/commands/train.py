@@ -86,6 +86,7 @@ def _attempt(job: Job, config: Config, files: list[Path], work: Path, *, quiet: 
         training=schedule.lowered(config.training, job),
         data=config.data,
         log_level=config.log.level if config.log.level != "info" else "warning",  # progress says the rest
+        published=str(Path(config.models.dir) / config.models.name),
     )
     child = Child(order, config.worker.python, config.worker)
     for number in (signal.SIGINT, signal.SIGTERM):

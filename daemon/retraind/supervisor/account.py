@@ -104,8 +104,11 @@ def _against_published(manifest: Manifest) -> tuple[str, str]:
     comparison = manifest.evaluation.comparison
     if comparison is not None:
         ours, theirs = comparison.candidate_error, comparison.published_error
-        figures = f"mean error {number(ours)} against {number(theirs)}, on the same held-out rows"
+        rows = f"the same {comparison.num_rows:,} held-out rows, in the same units"
+        figures = f"mean error {number(ours)} against {number(theirs)}, on {rows}"
         return _verdict(f"version {clipped(comparison.version)}, which was published", ours, theirs, figures)
+    if manifest.evaluation.no_comparison:
+        return OPEN, sentence(f"Not measured beside the model that was live: {manifest.evaluation.no_comparison}")
     if manifest.replaces:
         return OPEN, f"It was not measured on the same rows as version {manifest.replaces}, which was live before."
     return OPEN, "No version that was live before is known: there is none to compare it with."

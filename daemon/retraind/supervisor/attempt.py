@@ -6,6 +6,7 @@ Raises OSError for a disk that fails, and then leaves the job to recovery.
 
 import logging
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 
@@ -73,6 +74,7 @@ class Attempt:
             training=schedule.lowered(config.training, job),
             data=config.data,
             log_level=config.log.level,
+            published=str(Path(config.models.dir) / config.models.name),
         )
 
     def tend(self, config: Config, now: float) -> None:

@@ -92,7 +92,7 @@ def _no_loss(candidate: Candidate) -> list[Criterion]:
 def _losses(candidate: Candidate, config: GateConfig) -> list[Criterion]:
     """Comparisons of a held-out loss that is a number."""
     finite = _one(f"the held-out loss is {candidate.evaluation.heldout_loss:.6g}", code="non_finite_loss", passed=True)
-    return [*finite, *_limit(candidate, config), *_mean(candidate, config)]
+    return [*finite, *_limit(candidate, config), *_mean(candidate, config), *_published(candidate, config)]
 
 
 def _limit(candidate: Candidate, config: GateConfig) -> list[Criterion]:
@@ -124,3 +124,31 @@ def _mean(candidate: Candidate, config: GateConfig) -> list[Criterion]:
             "metric's mean reaches: train for longer or on more rows, or set gate.worse_than_mean: publish"
         )
     return _one(message, code="worse_than_mean", passed=bool(why_not) or loss < mean_loss)
+
+
+def _published(candidate: Candidate, config: GateConfig) -> list[Criterion]:
+    """Compared where both were measured, on enough rows. Seeds alone make a difference, hence the margin."""
+    comparison = candidate.evaluation.comparison
+    if comparison is None:
+        why_not = candidate.evaluation.no_comparison
+        message = f"no model that is live was measured beside it{': ' if why_not else ''}{why_not}"
+        return _one(message, code="worse_than_published", passed=True)
+    ours, theirs, num_rows = comparison.candidate_error, comparison.published_error, comparison.num_rows
+    limit = theirs * (1 + config.margin)
+    is_worse = not ours <= limit and math.isfinite(theirs)
+    figures = (
+        f"its error on {num_rows:,} held-out rows, {ours:.6g}, is {'' if is_worse else 'not '}above that of version "
+        f"{comparison.version}, which is live, {theirs:.6g}, by more than gate.margin"
+    )
+    if not is_worse:
+        return _one(figures, code="worse_than_published", passed=True)
+    if config.policy == "publish_always":
+        why_not = "gate.policy is publish_always"
+    else:
+        why_not = (
+            "" if num_rows >= MIN_COMPARED_ROWS else f"of so few rows that is not sure, {MIN_COMPARED_ROWS} are needed"
+        )
+    if why_not:
+        return _one(f"{figures}: {why_not}", code="worse_than_published", passed=True)
+    message = f"{figures}: train on more rows or for longer, or set gate.policy: publish_always"
+    return _one(message, code="worse_than_published", passed=False)

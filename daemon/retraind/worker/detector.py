@@ -87,6 +87,20 @@ class Detector:
                 errors_ND[start : start + len(z_BD)] = errors_BD.numpy()
         return errors_ND, z_ND
 
+    def residuals(self, rows_ND: ArrayLike, before_ND: ArrayLike | None = None) -> NDArray[np.float64]:
+        """What the net can not rebuild of each value, in the metric's own unit, shape (N, D), of either sign.
+
+        Of values beyond the scaler's soft limit what it is given of them. Raises ValueError as `score` does.
+        """
+        rows_ND = self._checked(rows_ND)
+        residuals_ND = np.empty(rows_ND.shape)
+        with _one_thread():
+            for start, _, windows_BF, has_missing in self._windows(rows_ND, before_ND):
+                rest_BD = self._scorer.newest_residual(windows_BF, has_missing=has_missing)
+                residuals_ND[start : start + len(rest_BD)] = rest_BD.numpy()
+        residuals_ND *= np.asarray(self.manifest.scaler.scale)
+        return residuals_ND
+
     def _checked(self, rows_ND: ArrayLike) -> NDArray[np.generic]:
         array = np.asarray(rows_ND)
         if array.ndim != 2 or array.shape[1] != len(self.metric_names):
@@ -99,6 +113,13 @@ class Detector:
         self, rows_ND: NDArray[np.generic], before_ND: ArrayLike | None
     ) -> Iterator[tuple[int, Scores, Tensor]]:
         """Where a block begins, its z-scores and its errors by metric, (B, D) each."""
+        for start, z_BD, windows_BF, has_missing in self._windows(rows_ND, before_ND):
+            yield start, z_BD, self._scorer.errors(windows_BF, has_missing=has_missing)
+
+    def _windows(
+        self, rows_ND: NDArray[np.generic], before_ND: ArrayLike | None
+    ) -> Iterator[tuple[int, Scores, Tensor, bool]]:
+        """Where a block begins, its z-scores, (B, D), its windows, softened, and whether there is a gap in them."""
         step = max(1, BLOCK_VALUES // (len(self.metric_names) * self.reach))
         history_RD = self._scaled(self._checked(before_ND)[-self.reach :]) if before_ND is not None else None
         for start in range(0, len(rows_ND), step):
@@ -109,7 +130,7 @@ class Detector:
             soften(slots_SD, self.manifest.scaler.soft_limit)
             windows_BF = windows_of(torch.from_numpy(slots_SD), self.reach)
             has_missing = bool(np.isnan(slots_SD.sum()))  # a sum is as little a number as its parts
-            yield start, z_BD, self._scorer.errors(windows_BF, has_missing=has_missing)
+            yield start, z_BD, windows_BF, has_missing
 
     def _history(self, rows_RD: Scores) -> Scores:
         """The last reach - 1 of these rows, the first of which stands in for what is missing."""

@@ -141,7 +141,7 @@ def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) 
     """Trains, evaluates, writes the weights durably and describes what they read back as."""
     emitter.send(events.Stage(name="import"))
     preflight.require_torch(str(load("torch", "no_torch").__version__))
-    from retraind.worker import checkpoint, evaluate, model, scorer, train  # noqa: PLC0415  (they need torch)
+    from retraind.worker import checkpoint, compare, evaluate, model, scorer, train  # noqa: PLC0415  (they need torch)
     from retraind.worker.rows import RowRange, split_rows  # noqa: PLC0415
 
     emitter.send(events.Stage(name="train"))
@@ -171,6 +171,11 @@ def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) 
         trained_scorer, training_rows, heldout_rows, ingested.dataset.metric_names, emitter.beat,
         false_alarm_share=order.training.false_alarm_share,
     )  # fmt: skip
+    if order.published:
+        comparison, why_not = compare.compare(
+            Path(order.published), trained_scorer, ingested.dataset, ingested.scaler, heldout_rows, emitter.beat
+        )
+        evaluation = msgspec.structs.replace(evaluation, comparison=comparison, no_comparison=why_not)
     weights, beside = model.serialise(trained), scorer.serialise(trained_scorer)
     sha256 = hashlib.sha256(weights).hexdigest()
     fsio.write_atomic(work_dir / WEIGHTS_NAME, weights)

@@ -9,7 +9,6 @@ variance.
 # N rows of a block, D metrics
 # ruff: noqa: N802, N803, N806, N815  (arrays carry their shape)
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,8 +121,10 @@ def soften(scaled_ND: NDArray[np.float32], limit: float | None = SOFT_LIMIT) -> 
     return scaled_ND
 
 
-def harden(softened: float, limit: float | None) -> float:
-    """The scaled value that `soften` made this of."""
-    if limit is None or abs(softened) <= limit:
+def harden(softened: Floats, limit: float | None) -> Floats:
+    """The scaled values that `soften` made these of, of any shape."""
+    if limit is None:
         return softened
-    return math.copysign(limit * math.exp(abs(softened) / limit - 1), softened)
+    size = np.abs(softened)
+    with np.errstate(over="ignore"):
+        return np.where(size > limit, np.copysign(limit * np.exp(size / limit - 1), softened), softened)

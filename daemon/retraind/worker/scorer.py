@@ -92,6 +92,12 @@ class Scorer:
         """What each path can not rebuild of what `filled` gave."""
         return [self._residual(path, filled_BF) for path, filled_BF in zip(self.paths, filled, strict=True)]
 
+    @torch.no_grad()
+    def newest_residual(self, x_BF: Tensor, *, has_missing: bool) -> Tensor:
+        """What the net can not rebuild of the newest row of windows of `reach` rows, shape (B, D), of either sign."""
+        own_BF = self.filled(x_BF.to(self.device), has_missing=has_missing)[0]
+        return self._residual(self.paths[0], own_BF)[:, -len(self.paths[0].usual_D) :]
+
     def _residual(self, path: Path, filled_BF: Tensor) -> Tensor:
         if path.linear is not None:
             return path.linear.residual(filled_BF)

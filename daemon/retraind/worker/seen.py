@@ -84,7 +84,7 @@ class Seen:
             MetricShare(
                 name=self._metric_names[metric],
                 share=errors_D[metric].item() / total,
-                z=harden(values_D[metric].nan_to_num(nan=0.0).item(), SOFT_LIMIT),
+                z=float(harden(values_D[metric].nan_to_num(nan=0.0).double().numpy(), SOFT_LIMIT)),
             )
             for metric in order
         ]

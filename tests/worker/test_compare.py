@@ -1,0 +1,109 @@
+"""The live model beside a candidate: on the same rows, in the same units, and never the reason that a job fails."""
+
+import shutil
+
+import numpy as np
+import pytest
+from scoring_data import METRICS, clean_rows, publish, write_csv
+
+from retraind import load_model, typed_json
+from retraind.cli import main
+from retraind.report import Manifest
+
+ROWS = clean_rows(12_000, seed=1)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A directory with a well trained model, and the settings that made it."""
+    directory = tmp_path_factory.mktemp("published")
+    publish(directory, ROWS, epochs=20)
+    return directory
+
+
+@pytest.fixture
+def copy(published, tmp_path):
+    """The same, for a test to add to."""
+    shutil.copytree(published, tmp_path / "copy", symlinks=True)
+    return tmp_path / "copy"
+
+
+def train(directory, rows=ROWS, *, epochs=20, names=METRICS):
+    """Trains on the rows as they would come next; the exit status and the manifest that is live then."""
+    file = write_csv(directory / "next.csv", rows, names)
+    config = str(directory / "retraind.yaml")
+    status = main(["train", str(file), "--epochs", str(epochs), "--batch-size", "512", "--config", config])
+    home = directory / "published" / "telemetry_autoencoder"
+    return status, typed_json.decode((home / "current" / "manifest.json").read_bytes(), Manifest)
+
+
+def test_the_same_data_again_gives_the_same_error_in_whatever_order_its_columns_are(copy):
+    first = train(copy, ROWS + 0.0)[1]
+    assert first.sequence == 2
+    comparison = first.evaluation.comparison
+    assert comparison.num_rows == 1200
+    assert comparison.version.startswith("000001-")
+    assert comparison.candidate_error == pytest.approx(comparison.published_error, rel=1e-3)
+    turned = train(copy, ROWS[:, ::-1], names=METRICS[::-1])[1].evaluation.comparison
+    assert turned.published_error == pytest.approx(comparison.published_error, rel=0.01)
+
+
+def test_errors_are_told_in_the_units_of_the_candidate_whatever_the_published_scaler_is(copy):
+    """Against what the published model leaves of the raw rows, of which every metric varies otherwise than it knew."""
+    rows = ROWS.mean(axis=0) + np.linspace(0.25, 4.0, ROWS.shape[1]) * (ROWS - ROWS.mean(axis=0))
+    rows[-7, 2] *= 1e6  # a burst, which counts with its logarithm
+    before = load_model(copy / "published" / "telemetry_autoencoder")
+    live = train(copy, rows)[1]
+    rest = before.residuals(rows[-1200:], rows[:-1200]) / np.asarray(live.scaler.scale)
+    size = np.abs(rest)
+    counted = np.where(size > 4, 4 * (1 + np.log(np.maximum(size, 4) / 4)), size)
+    assert live.evaluation.comparison.published_error == pytest.approx(np.square(counted).mean(), rel=0.01)
+
+
+def test_a_candidate_that_is_worse_by_more_than_the_margin_is_rejected_unless_all_are_to_be_published(copy, capsys):
+    status, live = train(copy, epochs=1)
+    assert status == 1
+    assert live.sequence == 1
+    assert "which is live" in capsys.readouterr().err
+    with (copy / "retraind.yaml").open("a") as file:
+        file.write("gate: {policy: publish_always}\n")
+    status, live = train(copy, epochs=1)
+    assert (status, live.sequence) == (0, 2)
+    assert live.evaluation.comparison.candidate_error > 1.25 * live.evaluation.comparison.published_error
+    assert "gate.policy is publish_always" in next(
+        one.message for one in live.gate if one.code == "worse_than_published"
+    )
+
+
+def test_a_model_of_other_metrics_is_not_compared_and_that_is_said(copy):
+    status, live = train(copy, ROWS[:, :7], epochs=1, names=METRICS[:7])
+    assert (status, live.sequence) == (0, 2)
+    assert live.evaluation.comparison is None
+    assert live.evaluation.no_comparison.endswith("is of other metrics: power")
+
+
+@pytest.mark.parametrize("damage", ["weights.pt", "scorer.pt", "manifest.json", "gone", "cut"])
+def test_a_published_version_that_is_damaged_fails_no_job(damage, copy):
+    version = (copy / "published" / "telemetry_autoencoder" / "current").resolve()
+    version.chmod(0o755)
+    if damage == "gone":
+        shutil.rmtree(version)
+    else:
+        path = version / ("weights.pt" if damage == "cut" else damage)
+        path.chmod(0o644)
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2] if damage == "cut" else data.replace(b"0", b"1"))
+    file = write_csv(copy / "next.csv", ROWS)
+    config = str(copy / "retraind.yaml")
+    status = main(["train", str(file), "--epochs", "10", "--batch-size", "512", "--config", config])
+    assert status == 0
+    (found,) = version.parent.glob("000002-*/manifest.json")
+    evaluation = typed_json.decode(found.read_bytes(), Manifest).evaluation
+    assert evaluation.comparison is None
+    assert "the published version can not be used: " in evaluation.no_comparison
+
+
+def test_the_first_model_has_none_to_be_compared_with(published):
+    live = published / "published" / "telemetry_autoencoder" / "current" / "manifest.json"
+    evaluation = typed_json.decode(live.read_bytes(), Manifest).evaluation
+    assert (evaluation.comparison, evaluation.no_comparison) == (None, "nothing was published before")
