@@ -43,7 +43,9 @@ class Accounts:
 
     def check(self, service: Service) -> None:
         """Once nothing waits: nothing is lost, nothing is published twice, nothing half done is left."""
-        assert lying(service) == self.dropped, "the contents that were dropped are those that lie in the spool"
+        found = lying(service)
+        extra = [path for path in paths_in(service) if fingerprint(path) in found - self.dropped]
+        assert found == self.dropped, f"the contents that were dropped are those that lie in the spool, beside {extra}"
         published = versions(service)
         times = Counter(str(version["dataset"]["sha256"]) for version in published)
         assert times.keys() == self.good, "a model came of each good content, and of nothing else"
@@ -67,11 +69,16 @@ def settle(service: Service, seconds: float) -> None:
 
 def lying(service: Service) -> Counter[str]:
     """Everything in the spool that came from a producer."""
+    return Counter(map(fingerprint, paths_in(service)))
+
+
+def paths_in(service: Service) -> list[bytes]:
+    """All that lies in the spool, reasons left out."""
     spool = os.fsencode(service.spool)
     claims = [os.path.join(spool, b"active", name) for name in os.listdir(os.path.join(spool, b"active"))]
     directories = [*(os.path.join(spool, name) for name in (b"incoming", b"done", b"quarantine")), *claims]
     paths = (os.path.join(directory, name) for directory in directories for name in os.listdir(directory))
-    return Counter(fingerprint(path) for path in paths if not path.endswith(_REASON))
+    return [path for path in paths if not path.endswith(_REASON)]
 
 
 def versions(service: Service) -> list[dict[str, object]]:

@@ -398,3 +398,20 @@ def test_a_reason_whose_file_never_came_is_gone_at_the_next_start_and_that_of_an
     spool.quarantine(JOB_ID, reason, sha256="", attempts=1)
     names = sorted(path.name for path in spool.quarantined.iterdir())
     assert names == ["bad.csv", "bad.csv.reason.json", "pipe", "pipe.reason.json"]
+
+
+def test_a_reason_half_written_is_gone_at_the_next_start_and_other_hidden_files_stay(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name was taken, so the refusal wrote under one with its job's id, which no later refusal has."""
+    (spool.quarantined / "pipe").write_text("an earlier one")
+    (spool.quarantined / ".kept").write_text("an operator's")
+    os.mkfifo(spool.incoming / "pipe")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(Path, "unlink", lambda *_, **__: None)  # a kill takes nothing back
+        with pytest.raises(KeyboardInterrupt):
+            spool.refuse(b"pipe", OTHER_ID, Reason(code="not_regular", message="pipe is not a regular file"))
+    assert f".pipe.{OTHER_ID}.reason.json.tmp" in os.listdir(spool.quarantined)
+    spool.open()
+    assert sorted(os.listdir(spool.quarantined)) == [".kept", "pipe"]

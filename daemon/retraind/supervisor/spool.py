@@ -79,9 +79,15 @@ class Spool:
         self._sweep_reasons()
 
     def _sweep_reasons(self) -> None:
-        """Removes a reason whose file never came: the service was killed before it moved what is refused anew now."""
+        """Removes a reason whose file never came: the service was killed before it moved what is refused anew now.
+
+        What is refused anew may get another name, with the id of another job: a reason half written is not overwritten.
+        """
         for name in os.listdir(os.fsencode(self.quarantined)):
             path = os.path.join(os.fsencode(self.quarantined), name)
+            if name.startswith(b".") and name.endswith(REASON_SUFFIX + b".tmp"):  # as fsio.write_atomic names it
+                Path(os.fsdecode(path)).unlink(missing_ok=True)
+                continue
             note = None if os.path.lexists(path.removesuffix(REASON_SUFFIX)) else read_reason(path)
             if note is not None and not (self.active / note.job).exists():
                 Path(os.fsdecode(path)).unlink(missing_ok=True)
