@@ -19,7 +19,7 @@ from retraind.printable import printable
 
 DEFAULT_CONFIG = Path("/etc/retraind/retraind.yaml")
 _EXIT_USAGE = 64
-MODEL_ACTIONS = ("list", "show", "verify", "rollback", "pin", "unpin")
+MODEL_ACTIONS = ("list", "show", "verify", "rollback", "promote", "pin", "unpin")
 EXIT_STATUSES = {
     0: "done",
     1: "the gate rejected the model (`train`), or something is to be warned of (`preflight`)",
@@ -163,7 +163,8 @@ manifest says. verify: reads every file of the live version, of VERSION or of al
 published; exit status 65 when something is damaged or the link leads elsewhere.
 
 rollback: makes VERSION live, or the version that was live before; a second one without VERSION takes the first one
-back. The service lets it be, and its next publication becomes live as ever. pin, unpin: a pinned version is not
+back. The service lets it be, and its next publication becomes live as ever. promote VERSION: makes one live that waits
+for it, as all do with gate.policy: manual. pin, unpin: a pinned version is not
 removed when there are more than models.keep."""
 
 

@@ -150,7 +150,7 @@ class GateConfig(Section, frozen=True, kw_only=True):
     # Such a model finds no more than the plain size of the scaled values does, and would replace one that may.
     worse_than_mean: Literal["reject", "publish"] = "reject"
     # A model that is worse at the newest rows than the one that is live would only make things worse.
-    policy: Literal["not_worse", "publish_always"] = "not_worse"
+    policy: Literal["not_worse", "publish_always", "manual"] = "not_worse"
     # Seeds alone move the held-out error: this is above what they did on public machines (benchmarks/RESULTS.md).
     margin: Annotated[float, Meta(ge=0, le=100)] = 0.25
 

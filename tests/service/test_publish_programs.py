@@ -196,3 +196,27 @@ def test_the_verbs_on_models_say_what_is_there_and_what_is_damaged(make_service:
     done = service.command("models", "verify", two)
     assert done.returncode == 65
     assert "does not lead to" in done.stdout
+
+
+def test_with_a_manual_policy_a_model_waits_until_it_is_promoted_also_through_a_crash(
+    make_service: MakeService, tmp_path: Path
+) -> None:
+    service = make_service(publish={"hook": hook(tmp_path)}, gate={"policy": "manual"}).start()
+    service.drop("a.csv")
+    service.wait_for_state("a.csv", "published")
+    assert service.live() is None
+    assert "it waits for `retraind models promote 1`" in service.log()
+    listed = json.loads(service.command("models", "list", "--json").stdout)
+    (one,) = listed["waiting"]
+    assert listed["live"] is None
+    assert "waits" in service.command("models").stdout
+    service.kill()
+    service.start()
+    assert service.live() is None
+    done = service.command("models", "promote", "1")
+    assert (done.returncode, done.stdout) == (0, f"{one} is live, before none\n")
+    eventually(lambda: [words[0] for words in told(tmp_path)] == [one])
+    eventually(lambda: service.metric("retraind_model_info", version=one) == 1)
+    assert open_live(service.models).version == one
+    assert service.command("models", "promote").returncode == 64
+    assert service.metric("retraind_rollbacks_total") == 0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -23,12 +24,17 @@ from retraind.supervisor.versions import damage, read_history, read_manifest, ve
 NAME = "telemetry_autoencoder"
 
 
-def publish(publisher: Publisher, number: int, sign: tuple[str, ...] = ()) -> Manifest:
+def publish(publisher: Publisher, number: int, sign: tuple[str, ...] = (), *, live: bool = True) -> Manifest:
     """The job of that number, whose weights are its number."""
     weights = b"%d" % number
     path = publisher.models_dir.parent / f"work-{number}.pt"
     path.write_bytes(weights)
-    return publisher.publish(make_candidate(weights), path, f"job-{number}", NOW, sign)
+    return publisher.publish(make_candidate(weights), path, f"job-{number}", NOW, sign, live=live)
+
+
+def wait(publisher: Publisher, number: int) -> str:
+    """A version that is made and not live."""
+    return publish(publisher, number, live=False).version
 
 
 def publish_all(publisher: Publisher, *numbers: int) -> list[str]:
@@ -411,3 +417,42 @@ def test_a_switch_that_was_written_down_and_not_made_does_not_count() -> None:
     assert past.settled(history, two.version, LATER) == history
     assert past.settled(History(switches=[one]), "", LATER).switches == []
     assert past.newest(past.settled(history, one.version, LATER)) == 1
+
+
+def test_what_is_not_to_be_live_waits_until_it_is_promoted(publisher: Publisher) -> None:
+    (one,) = publish_all(publisher, 1)
+    two = wait(publisher, 2)
+    assert wait(publisher, 2) == two, "published again after a crash: nothing changes"
+    assert live(publisher) == b"1"
+    assert past.waiting(read_history(publisher.home), [one, two]) == [two]
+    assert publisher.promote(two, LATER) == (one, two)
+    assert live(publisher) == b"2"
+    assert read_history(publisher.home).switches[-1].by == "promotion"
+    assert past.waiting(read_history(publisher.home), [one, two]) == []
+    with pytest.raises(UsageError, match="live already"):
+        publisher.promote(two, LATER)
+    assert publisher.rollback("", LATER) == (two, one)
+
+
+def test_the_number_of_a_version_that_never_was_live_is_not_given_again(publisher: Publisher) -> None:
+    publish(publisher, 1)
+    two = wait(publisher, 2)
+    shutil.rmtree(publisher.versions_dir / two)
+    assert publish(publisher, 3).sequence == 3
+
+
+def test_the_first_version_may_wait_and_nothing_is_live_until_then(publisher: Publisher) -> None:
+    one = wait(publisher, 1)
+    assert publisher.live_version() == ""
+    assert not os.path.lexists(publisher.link)
+    publisher.check()
+    assert publisher.promote(one, LATER) == ("", one)
+    assert live(publisher) == b"1"
+
+
+def test_retention_bounds_what_waits_and_keeps_what_is_live(publisher: Publisher) -> None:
+    (one,) = publish_all(publisher, 1)
+    waits = [wait(publisher, number) for number in (2, 3, 4)]
+    assert publisher.prune(2, LATER) == waits[:1]
+    assert live(publisher) == b"1"
+    assert publisher.promote(waits[1], LATER) == (one, waits[1])

@@ -11,6 +11,7 @@ from retraind.commands import screen
 from retraind.commands.version import show
 from retraind.config import Config
 from retraind.errors import UsageError
+from retraind.supervisor import history as past
 from retraind.supervisor import versions
 from retraind.supervisor.history import History, sequence_of
 from retraind.supervisor.publish import WAIT_SECONDS, Publisher
@@ -35,6 +36,10 @@ def models(config: Config, action: str, version: str | None, *, every: bool, as_
         case "rollback":
             target = "" if version is None else _named(publisher, version)
             before, live = publisher.rollback(target, now, config.publish.sign)
+            _say({"live": live, "before": before}, f"{live} is live, before {before or 'none'}", as_json=as_json)
+        case "promote" if version is not None:
+            target = _named(publisher, version)
+            before, live = publisher.promote(target, now, config.publish.sign)
             _say({"live": live, "before": before}, f"{live} is live, before {before or 'none'}", as_json=as_json)
         case "pin" | "unpin" if version is not None:
             name = _pinned(publisher, version) if action == "unpin" else _named(publisher, version)
@@ -91,9 +96,13 @@ def _history(publisher: Publisher) -> History:
 
 def _list(publisher: Publisher, *, as_json: bool) -> int:
     live, found = publisher.live_version(), versions.list_versions(publisher.home)
-    pinned = _history(publisher).pinned
+    history = _history(publisher)
     if as_json:
-        facts = {"live": live or None, "path": str(publisher.link), "pinned": pinned, "versions": found}
+        waiting = past.waiting(history, [manifest.version for manifest in found])
+        facts = {
+            "live": live or None, "path": str(publisher.link), "pinned": history.pinned, "waiting": waiting,
+            "versions": found,
+        }  # fmt: skip
         screen.print_json(facts)
     elif not found:
         screen.print_line(f"nothing published yet below {publisher.models_dir}")
@@ -103,7 +112,7 @@ def _list(publisher: Publisher, *, as_json: bool) -> int:
             [
                 (
                     manifest.version,
-                    _mark(manifest.version, live, pinned),
+                    _mark(manifest.version, live, history),
                     f"{manifest.published_at:%Y-%m-%d %H:%M:%S}Z",
                     manifest.dataset.name,
                     manifest.dataset.num_rows,
@@ -118,8 +127,11 @@ def _list(publisher: Publisher, *, as_json: bool) -> int:
     return 0
 
 
-def _mark(version: str, live: str, pinned: list[str]) -> str:
-    return ", ".join(["live"] * (version == live) + ["pinned"] * (version in pinned))
+def _mark(version: str, live: str, history: History) -> str:
+    marks = {
+        "live": version == live, "waits": bool(past.waiting(history, [version])), "pinned": version in history.pinned,
+    }  # fmt: skip
+    return ", ".join(mark for mark, holds in marks.items() if holds)
 
 
 def _show(publisher: Publisher, version: str, *, as_json: bool) -> int:
@@ -131,7 +143,7 @@ def _show(publisher: Publisher, version: str, *, as_json: bool) -> int:
     if as_json:
         screen.print_json(manifest)
     else:
-        show(manifest, directory, _mark(version, publisher.live_version(), _history(publisher).pinned))
+        show(manifest, directory, _mark(version, publisher.live_version(), _history(publisher)))
     return 0
 
 

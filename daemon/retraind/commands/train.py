@@ -43,7 +43,8 @@ def train(config: Config, files: list[Path], *, as_json: bool) -> int:
             return EXIT_REJECTED
         try:
             weights, now = Path(work) / "weights.pt", datetime.now(UTC)
-            manifest = publisher.publish(candidate, weights, job.id, now, config.publish.sign, criteria)
+            live = config.gate.policy != "manual"
+            manifest = publisher.publish(candidate, weights, job.id, now, config.publish.sign, criteria, live=live)
         except CandidateDamaged as error:
             raise PublishError("models_dir_unwritable", str(error)) from error
     try:
@@ -130,7 +131,11 @@ def _print(manifest: Manifest, publisher: Publisher, *, as_json: bool) -> None:
     screen.print_facts(
         [
             ("published", manifest.version),
-            ("weights", publisher.link),
+            (
+                ("weights", publisher.link)
+                if publisher.live_version() == manifest.version
+                else ("not live", f"until `retraind models promote {manifest.sequence}`")
+            ),
             ("rows", f"{manifest.dataset.num_rows:,} used, {dropped:,} dropped"),
             ("metrics", len(manifest.metric_names)),
             ("training", took),

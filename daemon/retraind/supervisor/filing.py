@@ -71,7 +71,8 @@ class Filing:
         weights = self._ledger.work_dir(job.id) / "weights.pt"
         try:
             now, sign = datetime.now(UTC), config.publish.sign
-            manifest = self._publisher.publish(candidate, weights, job.id, now, sign, criteria)
+            live = config.gate.policy != "manual"
+            manifest = self._publisher.publish(candidate, weights, job.id, now, sign, criteria, live=live)
         except CandidateDamaged as error:
             self._train_again(job, str(error))
             return
@@ -80,14 +81,15 @@ class Filing:
             self._live = manifest.version
             self._metrics.published(manifest)
         version_dir = self._publisher.versions_dir / manifest.version
-        # Before the record: a crash in between publishes again, which changes nothing, and owes it again.
-        self._hook.owe(config.publish, manifest.version, manifest.weights_sha256, version_dir)
+        if live:  # before the record: a crash in between publishes again, which changes nothing, and owes it again
+            self._hook.owe(config.publish, manifest.version, manifest.weights_sha256, version_dir)
         changes = {"version": manifest.version, "sha256": candidate.dataset.sha256, "reason": None}
         self.finish(advance(job, JobState.PUBLISHED, datetime.now(UTC), **changes))
         evaluation = manifest.evaluation
         log.info(
-            "job %s: published %s from %s, held-out loss %.4g (predicting the mean: %.4g)",
+            "job %s: published %s from %s, held-out loss %.4g (predicting the mean: %.4g)%s",
             *(job.id, manifest.version, job.name, evaluation.heldout_loss, evaluation.mean_loss),
+            "" if live else f"; it waits for `retraind models promote {manifest.sequence}`",
         )
         self._prune(config)
 

@@ -15,12 +15,15 @@ import msgspec
 _KEEP_SWITCHES = 100
 
 
+By = Literal["publication", "rollback", "promotion"]
+
+
 class Switch(msgspec.Struct, frozen=True, kw_only=True):
     """A version became live. `hand`: somebody changed the link without retraind."""
 
     version: str
     at: datetime
-    by: Literal["publication", "rollback", "hand"]
+    by: Literal["publication", "rollback", "promotion", "hand"]
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,13 +51,22 @@ def settled(history: History, live: str, now: datetime) -> History:
     return msgspec.structs.replace(history, switches=switches)
 
 
-def switched(history: History, version: str, by: Literal["publication", "rollback"], now: datetime) -> History:
+def waiting(history: History, versions: Iterable[str]) -> list[str]:
+    """The versions that are newer than any that was live: made, and not promoted."""
+    return [version for version in versions if sequence_of(version) > newest(history)]
+
+
+def counted(history: History, version: str) -> History:
+    """With the version's number as given, also if it never becomes live."""
+    return msgspec.structs.replace(history, last_sequence=max(history.last_sequence, sequence_of(version)))
+
+
+def switched(history: History, version: str, by: By, now: datetime) -> History:
     """With one more switch; itself when the version is the last one already."""
     if history.switches and history.switches[-1].version == version:
         return history
     switches = [*history.switches, Switch(version=version, at=now, by=by)][-_KEEP_SWITCHES:]
-    last = max(history.last_sequence, sequence_of(version))
-    return msgspec.structs.replace(history, switches=switches, last_sequence=last)
+    return msgspec.structs.replace(counted(history, version), switches=switches)
 
 
 def newest(history: History) -> int:

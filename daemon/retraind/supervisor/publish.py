@@ -103,16 +103,18 @@ class Publisher:
         now: datetime,
         sign: Sequence[str] = (),
         gate: Sequence[Criterion] = (),
+        *,
+        live: bool = True,
     ) -> Manifest:
         """Makes the candidate the live version; when it returns, the commit is done. Repeating it is harmless.
 
-        Its weights lie at `weights`, its other files beside them.
+        Its weights lie at `weights`, its other files beside them. Without `live` the version is made and waits for
+        `promote`.
 
         A version that was live before, or that is older than one that was, is left as it is: a job that is published
-        again after a crash must not undo a rollback. `sign` is a program that signs the manifest, `gate` what the
-        gate looked at. Raises
-        CandidateDamaged when a file is not the one that was measured, PublishError when the machine or the
-        signing fails; the version that was live stays live, whole.
+        again after a crash must not undo a rollback. `sign` is a program that signs the manifest, `gate` what the gate
+        looked at. Raises CandidateDamaged when a file is not the one that was measured, PublishError when the machine
+        or the signing fails; the version that was live stays live, whole.
         """
         with self._faults():
             data = weights.read_bytes()
@@ -127,6 +129,10 @@ class Publisher:
                 manifest = build(self.versions_dir / version, facts, self.live(), data, weights.parent, sign)
             else:
                 fsio.fsync_dir(self.versions_dir)
+            if not live:
+                if past.counted(history, manifest.version) != history:
+                    self._write_history(past.counted(history, manifest.version))
+                return manifest
             if self.live_version() != manifest.version and manifest.sequence <= past.newest(history):
                 log.warning("%s of job %s is not made live again: %s is", *(manifest.version, job_id, self.current))
                 return manifest
@@ -134,10 +140,17 @@ class Publisher:
         return manifest
 
     def rollback(self, version: str, now: datetime, sign: Sequence[str] = ()) -> tuple[str, str]:
-        """Makes an earlier version live, for "" the one that was live before; returns what was live and what is.
+        """As `promote`, for "" the version that was live before."""
+        return self._make_live(version, "rollback", now, sign)
+
+    def promote(self, version: str, now: datetime, sign: Sequence[str] = ()) -> tuple[str, str]:
+        """Makes a version live that waits, or any other; returns what was live and what is.
 
         One rename, as a publication. Raises UsageError for a version that is not there, or is damaged.
         """
+        return self._make_live(version, "promotion", now, sign)
+
+    def _make_live(self, version: str, by: past.By, now: datetime, sign: Sequence[str]) -> tuple[str, str]:
         with self._faults(), self._lock():
             self.check()
             history = self._history(now)
@@ -151,7 +164,7 @@ class Publisher:
                 raise UsageError("bad_argument", f"{target} is damaged: {problem}", remedy="choose another version")
             if sign and not is_signed(directory):
                 raise PublishError("sign_failed", f"{target} has no signature, and publish.sign asks for one")
-            self._switch(past.switched(history, target, "rollback", now), history)
+            self._switch(past.switched(history, target, by, now), history)
         return live, target
 
     def pin(self, version: str, now: datetime, *, on: bool) -> bool:
