@@ -137,9 +137,11 @@ Exit status 0: done, anomalies or none; 65: a file does not fit the model; 69: t
 _CHECK = """Changes nothing. Every problem of the configuration file is listed with its line.
 
 Exit status 0: the service would start; 78: the file has errors; 69: something else is in the way."""
-_PREFLIGHT = """Looks at memory, disk, processors and GPU, and says what to do about what is missing.
+_PREFLIGHT = """Looks at memory, disk, processors, driver and GPU, and says what to do about what is missing. Run it as
+the service's user, who may be kept from what root may see. No setting of a GPU is changed.
 
-Exit status 0: all well; 1: with warnings; 2: a job would be deferred."""
+Exit status 0: all well; 1: with warnings, or a job would go to the CPU since the GPU is not fit for it; 2: a job would
+be deferred."""
 _STATUS = """Prints the service's own line, the live version, how many files wait, and each fault of the machine
 that is being waited out.
 

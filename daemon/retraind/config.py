@@ -101,6 +101,23 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     stop_seconds: Seconds = 15.0
 
 
+class PreflightConfig(Section, frozen=True, kw_only=True):
+    """When a GPU is fit for a job. With `device: cpu` nothing here counts."""
+
+    min_gpus: Positive = 1
+    # A narrow link is warned of in any case. None refuses none: slot and riser may be meant to be as they are.
+    min_width: Annotated[int, Meta(ge=1, le=32)] | None = None
+    min_gen: Annotated[int, Meta(ge=1, le=8)] | None = None
+    # Above it, or five degrees below the point at which the card itself slows down, whatever is lower.
+    max_temperature_celsius: Annotated[int, Meta(ge=40, le=120)] = 90
+    # Memory that could not be corrected may have been a weight's.
+    ecc_errors: Literal["fail", "warn"] = "fail"
+    # A check that can not be made is no fault of the machine; some fleets want to know all the same.
+    strict: bool = False
+    # NVML starts in milliseconds, and in some seconds where no program keeps the driver loaded.
+    deadline_seconds: Annotated[float, Meta(gt=0, le=60)] = 5.0
+
+
 class DataConfig(Section, frozen=True, kw_only=True):
     """What a dataset may be."""
 
@@ -180,6 +197,7 @@ class Config(Section, frozen=True, kw_only=True):
     metrics: MetricsConfig = MetricsConfig()
     intake: IntakeConfig = IntakeConfig()
     worker: WorkerConfig = WorkerConfig()
+    preflight: PreflightConfig = PreflightConfig()
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     gate: GateConfig = GateConfig()

@@ -197,6 +197,10 @@ def _read_scalar(node: yaml.ScalarNode, kind: typing.Any) -> object:
     if choices and base is str:
         raise ValueError(f"must be one of {', '.join(map(str, choices))}, not {text!r}")
     value: int | float | str = text
+    if base is bool:
+        if text not in ("true", "false"):
+            raise ValueError(f"must be true or false, not {text!r}")
+        return text == "true"
     if base is int:
         if not re.fullmatch(r"[-+]?[0-9]+", text):
             raise ValueError(f"must be {' or '.join(['a whole number', *map(str, choices)])}, not {text!r}")

@@ -8,14 +8,20 @@ not know; a line that is not an envelope raises ProtocolError.
 import msgspec
 
 from retraind import typed_json
-from retraind.report import Check, Dataset
+from retraind.report import Check, Dataset, Gpu
 
 PROTOCOL = 1
 # The longest legal line: `ingested` names every column, a constant one twice, and a header may be 1 MiB of names.
 MAX_LINE_BYTES = 4 * 2**20
 
 # What a preflight looks at and what it may say: closed sets, since both become labels of a metric.
-CHECKS = ("host.memory", "host.disk", "host.shm", "host.cpu", "gpu.present", "driver.kernel_module")
+CHECKS = (
+    *("host.memory", "host.disk", "host.shm", "host.cpu"),
+    *("gpu.present", "driver.kernel_module", "driver.device_nodes", "driver.nvml", "driver.version"),
+    *("gpu.handle", "gpu.compute_mode", "gpu.memory_free", "gpu.temperature", "gpu.throttle"),
+    *("pcie.width", "pcie.gen", "gpu.ecc_uncorrected", "gpu.row_remap", "gpu.retired_pages"),
+    *("gpu.recovery_action", "gpu.xid", "gpu.persistence", "cuda.context"),
+)
 CHECK_STATUSES = ("pass", "warn", "fail", "skip", "unknown")
 
 
@@ -40,10 +46,15 @@ class Stage(Event, frozen=True, kw_only=True):
     name: str
 
 
-class Checked(Event, frozen=True, kw_only=True):
-    """Preflight is done."""
+class Checked(Event, frozen=True, kw_only=True, omit_defaults=True):
+    """Preflight is done. With CUDA a second one follows, which has what only torch can tell.
+
+    `fallback` is not empty when the job goes to the CPU although there is a GPU: the checks because of which it does.
+    """
 
     checks: list[Check]
+    gpus: list[Gpu] = []
+    fallback: str = ""
 
 
 class Ingested(Event, frozen=True, kw_only=True):

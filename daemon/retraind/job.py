@@ -9,7 +9,7 @@ from datetime import datetime
 
 import msgspec
 
-from retraind.config import DataConfig, Device, Precision, TrainingConfig
+from retraind.config import DataConfig, Device, Precision, PreflightConfig, TrainingConfig
 from retraind.errors import describe
 
 
@@ -99,6 +99,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     data: DataConfig
     log_level: str
     published: str = ""  # the model's directory, where a candidate is compared with what is live; empty: it is not
+    preflight: PreflightConfig = PreflightConfig()
 
 
 def advance(job: Job, state: JobState, now: datetime, **changes: object) -> Job:

@@ -31,6 +31,26 @@ class Check(Fact, frozen=True, kw_only=True, omit_defaults=True):
     remedy: str = ""
 
 
+class Gpu(Fact, frozen=True, kw_only=True, omit_defaults=True):
+    """A GPU as the preflight found it. What the driver does not tell is None or empty; `is_chosen`: the job's own."""
+
+    index: int
+    uuid: str = ""
+    name: str = ""
+    pci_address: str = ""
+    driver_version: str = ""
+    kernel_module: str = ""
+    memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    temperature_celsius: int | None = None
+    pstate: int | None = None
+    pcie_generation: int | None = None
+    pcie_max_generation: int | None = None
+    pcie_width: int | None = None
+    pcie_max_width: int | None = None
+    is_chosen: bool = False
+
+
 class IgnoredColumn(Fact, frozen=True, kw_only=True):
     """A column that is not used as a metric, and why: not_numeric, empty, time, label, identity, extra."""
 
@@ -257,6 +277,7 @@ class Candidate(Fact, frozen=True, kw_only=True):
     versions: dict[str, str]
     siblings: list[SiblingFile] = []
     checks: list[Check] = []
+    gpus: list[Gpu] = []
 
 
 class Manifest(Fact, frozen=True, kw_only=True):
@@ -280,6 +301,7 @@ class Manifest(Fact, frozen=True, kw_only=True):
     siblings: list[SiblingFile] = []
     gate: list[Criterion] = []
     checks: list[Check] = []  # what the preflight of its training found
+    gpus: list[Gpu] = []
     replaces: str = ""  # the version that was live before; empty for the first, and where that could not be read
     schema: int = 1
 
@@ -312,5 +334,6 @@ def manifest_of(
         versions=candidate.versions,
         siblings=candidate.siblings,
         checks=candidate.checks,
+        gpus=candidate.gpus,
         gate=list(gate),
     )

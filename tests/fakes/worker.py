@@ -137,7 +137,15 @@ with (spool / "trained.log").open("a") as log:  # what the tests count
     log.write(f"{name.decode('utf-8', 'backslashreplace')} {order['attempt']}\n")
 send("stage", name="preflight")
 gpu_status = "fail" if behaviour == "host" and not (spool / "healed").exists() else "skip"
-send("checked", checks=[{"name": "gpu.present", "status": gpu_status, "message": "no GPU"}])
+checks = [{"name": "gpu.present", "status": gpu_status, "message": "no GPU"}]
+if behaviour == "fallback":
+    checks = [
+        {"name": "gpu.temperature", "status": "fail", "message": "91 C, the limit is 90", "remedy": "see to fans"}
+    ]
+    gpu = {"index": 0, "uuid": "GPU-1", "name": "Fake Card", "temperature_celsius": 91, "is_chosen": True}
+    send("checked", checks=checks, gpus=[gpu], fallback="gpu.temperature: 91 C, the limit is 90")
+else:
+    send("checked", checks=checks)
 send("stage", name="ingest")
 match behaviour:
     case "kill":

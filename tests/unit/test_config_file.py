@@ -87,6 +87,7 @@ def test_an_empty_file_is_the_defaults(write, content: str) -> None:
         ("training:\n  epochs: 5.0\n", "2: training.epochs: must be a whole number or auto, not '5.0'"),
         ("training:\n  epochs: 1_000\n", "2: training.epochs: must be a whole number or auto, not '1_000'"),
         ("training:\n  epochs: yes\n", "2: training.epochs: must be a whole number or auto, not 'yes'"),
+        ("preflight:\n  strict: yes\n", "2: preflight.strict: must be true or false, not 'yes'"),
         ("training:\n  epochs: ''\n", "2: training.epochs: must be a whole number or auto, not ''"),
         ("training:\n  learning_rate: fast\n", "2: training.learning_rate: must be a number, not 'fast'"),
         ("intake:\n  quiet_seconds: .nan\n", "2: intake.quiet_seconds: must be a number, not '.nan'"),

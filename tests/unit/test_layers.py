@@ -39,13 +39,14 @@ DOORS = {
     "prometheus_client": ("supervisor.series",),
     "bcrypt": ("supervisor.web_passwords",),
     "rich": ("commands.screen",),
+    "pynvml": ("worker.nvml",),
     "numpy": ("worker.",),
     "pandas": ("worker.",),
     "pyarrow": ("worker.readers.arrowtable",),
     "torch": (
         *("worker.model", "worker.batches", "worker.step", "worker.train", "worker.checkpoint", "worker.evaluate"),
         *("worker.rows", "worker.linear", "worker.scorer", "worker.seen", "worker.budget", "worker.progress"),
-        *("worker.detector", "worker.main"),
+        *("worker.detector", "worker.main", "worker.cuda_context"),
     ),
     "msgspec": ("",),
 }  # fmt: skip
@@ -102,7 +103,7 @@ def test_an_import_is_seen_wherever_it_stands(source: str, names: set[str]) -> N
 
 
 def test_imports_of_our_own_are_traced_to_their_modules() -> None:
-    assert own_imports("supervisor.status") == {"events", "fsio", "typed_json"}
+    assert own_imports("supervisor.status") == {"events", "fsio", "report", "typed_json"}
     assert "supervisor.publish" in own_imports("supervisor.main")
 
 

@@ -1,4 +1,4 @@
-"""Verdicts from written-down facts, and facts from written-down trees."""
+"""Verdicts on the host from written-down facts and trees, and what becomes of a job with a GPU that is not fit."""
 
 import os
 import subprocess
@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from retraind import events
+from retraind.config import PreflightConfig, TrainingConfig
 from retraind.errors import HostError
+from retraind.report import Check
 from retraind.worker import preflight
 from retraind.worker.preflight import Facts
 
 MIB = 2**20
-GOOD = Facts(
-    memory_available=4096 * MIB, disk_free=4096 * MIB, shm_free=1024 * MIB, num_cpus=4, cpu_quota=None, gpu_addresses=()
-)
+GOOD = Facts(memory_available=4096 * MIB, disk_free=4096 * MIB, shm_free=1024 * MIB, num_cpus=4, cpu_quota=None)
 WORK_DIR = Path("/var/lib/retraind/jobs/x")
 
 
-def judge(name, device="auto", num_workers=0, **changes):
-    checks = preflight.verdicts(replace(GOOD, **changes), device, WORK_DIR, num_workers)
+def judge(name, num_workers=0, **changes):
+    checks = preflight.verdicts(replace(GOOD, **changes), WORK_DIR, num_workers)
     (check,) = [check for check in checks if check.name == name]
     return check
 
@@ -41,24 +42,6 @@ def judge(name, device="auto", num_workers=0, **changes):
         ("host.shm", {"num_workers": 2, "shm_free": None}, "warn", "/dev/shm"),
         ("host.cpu", {}, "pass", "4 processors"),
         ("host.cpu", {"cpu_quota": 1.5}, "pass", "quota of 1.5"),
-        ("gpu.present", {}, "skip", "CPU"),
-        ("gpu.present", {"gpu_addresses": None}, "unknown", "can not be read"),
-        ("gpu.present", {"gpu_addresses": ("0000:65:00.0",)}, "pass", "0000:65:00.0"),
-        ("gpu.present", {"device": "cuda", "gpu_addresses": ("0000:65:00.0",)}, "pass", "1 NVIDIA"),
-        ("gpu.present", {"device": "cuda"}, "fail", "device is cuda"),
-        ("gpu.present", {"device": "cuda", "gpu_addresses": None}, "fail", "device is cuda"),
-        ("gpu.present", {"device": "cpu", "gpu_addresses": ("0000:65:00.0",)}, "skip", "device is cpu"),
-        ("driver.kernel_module", {}, "skip", "blocked by gpu.present"),
-        ("driver.kernel_module", {"device": "cpu", "gpu_addresses": ("0000:65:00.0",)}, "skip", "device is cpu"),
-        ("driver.kernel_module", {"gpu_addresses": ("0000:65:00.0",), "driver_version": "550.54"}, "pass", "550.54"),
-        ("driver.kernel_module", {"gpu_addresses": ("0000:65:00.0",)}, "warn", "training on the CPU"),
-        ("driver.kernel_module", {"device": "cuda", "gpu_addresses": ("0000:65:00.0",)}, "fail", "not loaded"),
-        (
-            "driver.kernel_module",
-            {"device": "cuda", "gpu_addresses": ("0000:65:00.0",), "nouveau_loaded": True},
-            "fail",
-            "nouveau",
-        ),
     ],
 )
 def test_the_verdict_follows_from_the_facts(name, changes, status, words):
@@ -68,32 +51,126 @@ def test_the_verdict_follows_from_the_facts(name, changes, status, words):
     assert bool(check.remedy) >= (status == "fail")
 
 
-def test_a_failed_check_defers_the_job_and_is_named():
-    checks = preflight.verdicts(replace(GOOD, disk_free=0, memory_available=0), "cuda", WORK_DIR, 0)
+def found(asked="auto", strict=False, **statuses):
+    """What a preflight found, with these verdicts on single checks; all others pass."""
+    told = {name.replace("_", ".", 1): status for name, status in statuses.items()}
+    checks = [
+        Check(name=name, status=told.get(name, "skip" if name == "cuda.context" else "pass"), message=f"as {name} is",
+              remedy=f"mend {name}")
+        for name in events.CHECKS
+    ]  # fmt: skip
+    return preflight.Found(checks=checks, asked=asked, config=PreflightConfig(strict=strict), cuda_device="GPU-1")
+
+
+@pytest.mark.parametrize(
+    ("preflighted", "device", "is_deferred"),
+    [
+        (found(), "auto", False),
+        (found("cuda"), "cuda", False),
+        (found("cpu"), "cpu", False),
+        (found(gpu_temperature="fail"), "cpu", False),
+        (found("cuda", gpu_temperature="fail"), "cuda", True),
+        (found(driver_nvml="fail"), "cpu", False),
+        (found(cuda_context="fail"), "cpu", False),
+        (found("cuda", cuda_context="fail"), "cuda", True),
+        (found(host_memory="fail"), "auto", True),
+        (found("cpu", host_memory="fail"), "cpu", True),
+        (found(gpu_temperature="fail", host_disk="fail"), "cpu", True),
+        (found("cuda", gpu_temperature="warn", gpu_throttle="unknown"), "cuda", False),
+        (found("cuda", strict=True, gpu_throttle="unknown"), "cuda", True),
+        (found(strict=True, gpu_throttle="unknown"), "cpu", False),
+        (found(strict=True, host_memory="unknown"), "auto", True),
+        (found(strict=True, gpu_throttle="warn"), "auto", False),
+    ],
+)
+def test_the_verdicts_decide_on_the_device_and_on_the_job(preflighted, device, is_deferred):
+    assert preflighted.device == device
+    assert bool(preflighted.fallback) == (preflighted.asked == "auto" and device == "cpu")
+    if is_deferred:
+        with pytest.raises(HostError, match="as ") as caught:
+            preflight.require(preflighted)
+        assert caught.value.code == "preflight_failed"
+        assert caught.value.remedy.startswith("mend ")
+    else:
+        preflight.require(preflighted)
+
+
+def test_a_failed_check_is_named_and_one_that_the_cpu_does_not_need_is_not():
     with pytest.raises(HostError) as caught:
-        preflight.require(checks)
-    assert caught.value.code == "preflight_failed"
+        preflight.require(found("cuda", host_memory="fail", host_disk="fail", gpu_present="fail"))
     assert all(name in caught.value.message for name in ("host.memory", "host.disk", "gpu.present"))
-    assert caught.value.remedy
+    with pytest.raises(HostError) as caught:
+        preflight.require(found("auto", host_memory="fail", gpu_handle="fail"))
+    assert "gpu.handle" not in caught.value.message
+    assert found(gpu_handle="fail", driver_version="fail").fallback == (
+        "driver.version: as driver.version is; gpu.handle: as gpu.handle is"
+    )
 
 
-def test_warnings_and_unknowns_do_not_stop_a_job():
-    bare = Facts(memory_available=None, disk_free=None, shm_free=None, num_cpus=1, cpu_quota=0.5, gpu_addresses=None)
-    preflight.require(preflight.verdicts(bare, "auto", WORK_DIR, 4))
+@pytest.mark.parametrize(
+    ("preflighted", "shown"),
+    [
+        (found(), ("GPU-1", "PCI_BUS_ID")),
+        (found("cuda"), ("GPU-1", "PCI_BUS_ID")),
+        (found(gpu_handle="fail"), ("", "as it was")),
+        (found("cpu"), ("7", "as it was")),
+        (replace(found(), cuda_device=""), ("7", "as it was")),
+    ],
+)
+def test_cuda_sees_the_gpu_that_was_checked_and_no_other(preflighted, shown, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "as it was")
+    preflight.expose(preflighted)
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]) == shown
+
+
+def test_the_check_that_torch_owes_takes_its_place_and_is_then_owed_no_more():
+    first = found()
+    assert first.owes_context
+    second = first.with_context(Check(name="cuda.context", status="fail", message="no kernel image"))
+    assert (second.owes_context, second.device, len(second.checks)) == (False, "cpu", len(first.checks))
+    assert not found(gpu_present="skip").owes_context
+    assert not found(gpu_handle="fail").owes_context
+    assert not found("cpu").owes_context
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("cuda: Optional[str] = '12.4'\n", "12.4"),
+        ('cuda = "11.8"\n', "11.8"),
+        ("__version__ = '2.6.0'\ncuda: Optional[str] = None\nhip = None\n", ""),
+        ("debug = False\n", None),
+        (None, None),
+    ],
+)
+def test_torch_is_asked_for_its_cuda_without_being_loaded(tmp_path, monkeypatch, text, version):
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('loaded')\n")
+    if text is not None:
+        (package / "version.py").write_text(text)
+    code = (
+        f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; from retraind.worker import preflight\n"
+        "print(repr(preflight.torch_cuda()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == repr(version)
+
+
+def test_an_interpreter_without_torch_tells_none(monkeypatch):
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
+    assert preflight.torch_cuda() is None
 
 
 @pytest.fixture
 def root(tmp_path):
-    """A machine with 2 GiB available, a quota of half a processor above the own group's two, and two PCI devices."""
+    """A machine with 2 GiB available, a quota of half a processor above the own group's two."""
     files = {
         "proc/meminfo": "MemTotal: 8000000 kB\nMemFree: 1 kB\nMemAvailable:    2097152 kB\n",
         "proc/self/cgroup": "0::/system.slice/retraind.service\n",
         "sys/fs/cgroup/system.slice/cpu.max": "50000 100000\n",
         "sys/fs/cgroup/system.slice/retraind.service/cpu.max": "200000 100000\n",
-        "sys/bus/pci/devices/0000:00:1f.0/vendor": "0x8086\n",
-        "sys/bus/pci/devices/0000:00:1f.0/class": "0x030000\n",
-        "sys/bus/pci/devices/0000:01:00.1/vendor": "0x10de\n",
-        "sys/bus/pci/devices/0000:01:00.1/class": "0x040300\n",
     }
     for name, text in files.items():
         path = tmp_path / name
@@ -102,48 +179,39 @@ def root(tmp_path):
     return tmp_path
 
 
-def add_gpu(root, address, pci_class="0x030200"):
-    device = root / "sys/bus/pci/devices" / address
-    device.mkdir(parents=True)
-    (device / "vendor").write_text("0x10de\n")
-    (device / "class").write_text(f"{pci_class}\n")
-
-
 def test_facts_are_read_below_the_root(root):
     facts = preflight.gather(root, root)
     assert facts.memory_available == 2 * 2**30
     assert facts.cpu_quota == 0.5
-    assert facts.gpu_addresses == ()  # another maker's display, and this maker's sound
     assert facts.shm_free is None
     assert facts.num_cpus == len(os.sched_getaffinity(0))
 
 
-def test_gpus_are_found_by_maker_and_class(root):
-    add_gpu(root, "0000:65:00.0")
-    add_gpu(root, "0000:01:00.0", "0x030000")
-    assert preflight.gather(root, root).gpu_addresses == ("0000:01:00.0", "0000:65:00.0")
-
-
-def test_the_loaded_kernel_modules_are_found(root):
-    assert not preflight.gather(root, root).nouveau_loaded
-    (root / "sys/module/nouveau").mkdir(parents=True)
-    version = root / "proc/driver/nvidia/version"
-    version.parent.mkdir(parents=True)
-    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5\n")
-    facts = preflight.gather(root, root)
-    assert (facts.driver_version, facts.nouveau_loaded) == ("550.54.15", True)
+def run(root, work_dir=None, device="auto", num_workers=0):
+    return preflight.run(
+        device, work_dir or root, root, TrainingConfig(num_workers=num_workers), PreflightConfig(), root
+    )
 
 
 def test_a_machine_that_tells_nothing_is_judged_without_an_error(tmp_path):
-    checks = preflight.run("auto", tmp_path / "gone", num_workers=1, root=tmp_path)
-    assert {check.name: check.status for check in checks} == {
+    preflighted = run(tmp_path, tmp_path / "gone", num_workers=1)
+    statuses = {check.name: check.status for check in preflighted.checks}
+    assert tuple(statuses) == events.CHECKS
+    assert {name: status for name, status in statuses.items() if status != "skip"} == {
         "host.memory": "unknown",
         "host.disk": "unknown",
         "host.shm": "warn",
         "host.cpu": "pass",
-        "gpu.present": "skip",
-        "driver.kernel_module": "skip",
     }
+    preflight.require(preflighted)
+    assert (preflighted.device, preflighted.fallback, preflighted.gpus) == ("auto", "", [])
+
+
+def test_a_machine_without_a_gpu_keeps_a_job_waiting_that_must_have_one(root):
+    preflighted = run(root, device="cuda")
+    with pytest.raises(HostError, match="gpu.present: no NVIDIA GPU on the PCI bus, but device is cuda"):
+        preflight.require(preflighted)
+    assert not preflighted.fallback
 
 
 @pytest.mark.parametrize(
@@ -156,33 +224,22 @@ def test_a_quota_is_read_however_it_is_spelled(root, text, quota):
     assert preflight.gather(root, root).cpu_quota == quota
 
 
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 01:44:30 UTC 2024\n", "550.54.14"),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n", "570.86.15"),
-        ("", ""),
-    ],
-)
-def test_the_drivers_version_is_read_from_the_kernel(root, text, version):
-    (root / "proc/driver/nvidia").mkdir(parents=True)
-    (root / "proc/driver/nvidia/version").write_text(text)
-    assert preflight.driver_version(root) == version
-
-
 def test_the_root_may_come_from_the_environment(root, monkeypatch):
     monkeypatch.setenv("RETRAIND_SYSROOT", str(root))
-    assert "2048 MiB" in preflight.run("auto", root)[0].message
+    preflighted = preflight.run("auto", root, root, TrainingConfig(), PreflightConfig())
+    assert "2048 MiB" in preflighted.checks[0].message
 
 
 def test_this_machine_passes_and_torch_is_not_imported():
     code = (
         "import sys; from pathlib import Path; from retraind.worker import preflight\n"
-        "print([c.status for c in preflight.run('auto', Path('/tmp'))], 'torch' in sys.modules, 'numpy' in sys.modules)"
+        "from retraind.config import PreflightConfig, TrainingConfig\n"
+        "found = preflight.run('auto', Path('/tmp'), Path('/tmp'), TrainingConfig(), PreflightConfig())\n"
+        "preflight.require(found)\n"
+        "print([name for name in ('torch', 'numpy', 'pynvml') if name in sys.modules])"
     )
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert "fail" not in output
-    assert output.strip().endswith("False False")
+    assert output.strip() == "[]"
 
 
 def test_the_peak_is_at_least_what_was_touched():

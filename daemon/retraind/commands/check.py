@@ -8,6 +8,7 @@ import ipaddress
 import os
 import shutil
 import socket
+from itertools import groupby
 from pathlib import Path
 
 from retraind.commands import interpreter, screen
@@ -16,7 +17,11 @@ from retraind.errors import ConfigError, HostError
 from retraind.locks import is_locked
 from retraind.report import Check
 from retraind.supervisor import web_guard
+from retraind.supervisor.account import describe_gpu
 from retraind.worker import preflight as worker_preflight
+
+# A job would not be started.
+EXIT_DEFERRED = 2
 
 
 def check(config: Config, config_path: Path | None, *, as_json: bool) -> int:
@@ -99,11 +104,27 @@ def _is_loopback(host: str) -> bool:
 def preflight(config: Config, *, as_json: bool) -> int:
     """0 when all is well, 1 with a warning or something unknown, 2 when a job would be deferred."""
     work_dir = next(path for path in (config.state.dir, *config.state.dir.parents) if path.is_dir())
-    checks = worker_preflight.run(config.device, work_dir, num_workers=config.training.num_workers)
-    checks.append(interpreter.check(config))
-    _print(checks, as_json=as_json)
-    found = {item.status for item in checks}
-    return 2 if "fail" in found else int(bool(found & {"warn", "unknown"}))
+    found = worker_preflight.run(config.device, work_dir, work_dir, config.training, config.preflight)
+    python = interpreter.check(config)
+    checks = [*found.checks, python]
+    if as_json:
+        screen.print_json({"checks": checks, "gpus": found.gpus, "fallback": found.fallback})
+    else:
+        _print(_folded(checks), as_json=False)
+        _print_gpus(found)
+    if python.status == "fail" or found.bad_host or (found.bad_gpu and not found.fallback):
+        return EXIT_DEFERRED
+    return int(any(item.status in ("warn", "unknown", "fail") for item in checks))
+
+
+def _print_gpus(found: worker_preflight.Found) -> None:
+    """The figures of each GPU, also when all is well; the one that a job would have is marked."""
+    if found.gpus:
+        screen.print_heading("GPUs")
+        screen.print_facts((f"GPU {gpu.index}{' *' if gpu.is_chosen else ''}", describe_gpu(gpu)) for gpu in found.gpus)
+    if found.fallback:
+        screen.print_heading("Jobs run on the CPU")
+        screen.print_line(found.fallback)
 
 
 def _print(checks: list[Check], *, as_json: bool) -> None:
@@ -112,3 +133,15 @@ def _print(checks: list[Check], *, as_json: bool) -> None:
         return
     rows = [(item.name, item.status, item.message + (f". {item.remedy}" if item.remedy else "")) for item in checks]
     screen.print_table(("CHECK", "STATUS", "FOUND"), rows)
+
+
+def _folded(checks: list[Check]) -> list[Check]:
+    """Neighbours that are all skipped for one reason as one line: of eighteen of them nobody reads another."""
+    lines = []
+    for (status, message), group in groupby(checks, lambda item: (item.status, item.message)):
+        first, *others = group
+        if others and status == "skip":
+            first = Check(name=f"{first.name} and {len(others)} more", status=status, message=message)
+            others = []
+        lines += [first, *others]
+    return lines

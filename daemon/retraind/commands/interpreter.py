@@ -13,7 +13,7 @@ import msgspec
 from retraind import typed_json
 from retraind.config import Config
 from retraind.report import Check
-from retraind.worker import preflight
+from retraind.worker import gpu_machine, preflight
 from retraind.worker.preflight import MIN_PYTHON, MIN_TORCH
 
 # Importing torch takes up to 15 s on a busy machine.
@@ -57,7 +57,7 @@ def check(config: Config) -> Check:
     answer = _ask(python, config.device)
     if isinstance(answer, str):
         return Check(name=_NAME, status="fail", message=f"{python}: {answer}", remedy=_LACKS)
-    return judge(python, answer, config.device, gpu_on_bus=bool(preflight.gpu_addresses(preflight.sysroot())))
+    return judge(python, answer, config.device, gpu_on_bus=bool(gpu_machine.gpu_addresses(preflight.sysroot())))
 
 
 def judge(python: str, answer: Answer, device: str, *, gpu_on_bus: bool) -> Check:

@@ -86,6 +86,7 @@ def _attempt(job: Job, config: Config, files: list[Path], work: Path, *, quiet: 
         device=config.device,
         training=schedule.lowered(config.training, job),
         data=config.data,
+        preflight=config.preflight,
         log_level=config.log.level if config.log.level != "info" else "warning",  # progress says the rest
         published=str(Path(config.models.dir) / config.models.name),
     )

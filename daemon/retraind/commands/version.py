@@ -35,6 +35,7 @@ def show(manifest: Manifest, directory: Path, mark: str) -> None:
     screen.print_facts(account.training(manifest))
     screen.print_heading("Preflight")
     _table(("CHECK", "STATUS", "FOUND"), account.checks(manifest), account.NO_CHECKS)
+    screen.print_facts(account.gpus(manifest))
 
 
 def _places(manifest: Manifest, directory: Path, mark: str) -> account.Pairs:

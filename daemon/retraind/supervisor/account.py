@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 
 from retraind.printable import printable
-from retraind.report import Dataset, Evaluation, Manifest, ScoredRow
+from retraind.report import Dataset, Evaluation, Gpu, Manifest, ScoredRow
 
 Pairs = list[tuple[str, str]]
 BETTER, WORSE, OPEN = "better", "worse", "open"
@@ -202,6 +202,34 @@ def checks(manifest: Manifest) -> list[tuple[str, str, str]]:
         (clipped(one.name), clipped(one.status), sentence("; ".join(filter(None, (one.message, one.remedy)))))
         for one in manifest.checks
     ]
+
+
+def describe_gpu(gpu: Gpu) -> str:
+    """Its figures in one line; what the driver did not tell is left out."""
+    gib = 2**30
+    has_memory = gpu.memory_free_bytes is not None and gpu.memory_total_bytes is not None
+    parts = [
+        clipped(gpu.name),
+        clipped(gpu.uuid),
+        clipped(gpu.pci_address),
+        gpu.driver_version and f"driver {clipped(gpu.driver_version)}",
+        gpu.kernel_module and f"kernel module {clipped(gpu.kernel_module)}",
+        f"{(gpu.memory_free_bytes or 0) / gib:.1f} of {(gpu.memory_total_bytes or 0) / gib:.1f} GiB free" * has_memory,
+        "" if gpu.temperature_celsius is None else f"{gpu.temperature_celsius} C",
+        "" if gpu.pstate is None else f"P{gpu.pstate}",
+        "" if gpu.pcie_generation is None else _link("PCIe gen", gpu.pcie_generation, gpu.pcie_max_generation),
+        "" if gpu.pcie_width is None else _link("width", gpu.pcie_width, gpu.pcie_max_width),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _link(what: str, now: int, greatest: int | None) -> str:
+    return f"{what} {now}" + ("" if greatest is None else f" of {greatest}")
+
+
+def gpus(manifest: Manifest) -> Pairs:
+    """The GPUs that the preflight found, the one that was used marked."""
+    return [(f"GPU {gpu.index}" + " (chosen)" * gpu.is_chosen, describe_gpu(gpu)) for gpu in manifest.gpus]
 
 
 def worst_rows(manifest: Manifest) -> list[ScoredRow]:

@@ -15,6 +15,7 @@ from retraind.config import Config, settings_fingerprint
 from retraind.errors import HostError, RetraindError
 from retraind.job import Job, JobState, Order, advance
 from retraind.supervisor import schedule
+from retraind.supervisor.account import describe_gpu
 from retraind.supervisor.child import Child, Outcome
 from retraind.supervisor.faults import OF_WORKER, Faults
 from retraind.supervisor.filing import Filing
@@ -40,6 +41,7 @@ class Attempt:
         self.child: Child | None = None
         self.job: Job | None = None
         self.stage = ""
+        self.checked = events.Checked(checks=[])  # what the last preflight said
         self._stage_at = 0.0
         self._duplicate_of = ""
         self._num_deferrals = 0
@@ -73,6 +75,7 @@ class Attempt:
             device=config.device,
             training=schedule.lowered(config.training, job),
             data=config.data,
+            preflight=config.preflight,
             log_level=config.log.level,
             published=str(Path(config.models.dir) / config.models.name),
         )
@@ -110,11 +113,8 @@ class Attempt:
                 self._metrics.resumed()
             case events.Checkpointed():
                 self._metrics.checkpointed()
-            case events.Checked(checks=checks):
-                self._metrics.checked(checks)
-                for check in checks:
-                    if check.status in ("warn", "fail"):
-                        log.warning("job %s: %s: %s. %s", self.job.id, check.name, check.message, check.remedy)
+            case events.Checked():
+                self._on_checked(event, self.job.id)
             case events.Ingested(dataset=dataset):
                 self._metrics.rows_seen(dataset.num_rows, dataset.num_dropped)
                 self.job = msgspec.structs.replace(self.job, sha256=dataset.sha256)
@@ -123,6 +123,18 @@ class Attempt:
                     self._duplicate_of = earlier
                     self.stop(now)
                 self._ledger.save(self.job)  # last: a disk that refuses it does not make a duplicate a new dataset
+
+    def _on_checked(self, checked: events.Checked, job_id: str) -> None:
+        """Says each thing once: the second preflight of a job repeats the first."""
+        self._metrics.checked(checked)
+        before, self.checked = self.checked, checked
+        for gpu in checked.gpus if checked.gpus != before.gpus else ():
+            log.info("job %s: GPU %d%s: %s", job_id, gpu.index, " (chosen)" * gpu.is_chosen, describe_gpu(gpu))
+        for check in checked.checks:
+            if check.status in ("warn", "fail") and check not in before.checks:
+                log.warning("job %s: %s: %s. %s", job_id, check.name, check.message, check.remedy)
+        if checked.fallback and checked.fallback != before.fallback:
+            log.warning("job %s: trains on the CPU, since the GPU is not fit for it: %s", job_id, checked.fallback)
 
     def _enter_stage(self, name: str, now: float) -> None:
         if self.stage:

@@ -285,6 +285,8 @@ class Loop:
             num_settling=len(self._queue.scan.settling),
             live_version=self._publisher.live_version(),
             faults=dict(self._faults.texts),
+            gpus=self._attempt.checked.gpus,
+            cpu_fallback=self._attempt.checked.fallback,
         )
         with suppress(OSError):  # a full disk is said elsewhere
             status.write(self._ledger.state_dir, current)

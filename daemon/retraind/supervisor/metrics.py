@@ -8,13 +8,14 @@ read from memory only. Values of a running job are removed when it ends: no stal
 import math
 import platform
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
 from retraind import __version__, events
 from retraind.errors import QUARANTINE_CODES, Disposition
-from retraind.report import Check, Manifest, TrainingReport
+from retraind.printable import printable
+from retraind.report import Manifest, TrainingReport
 from retraind.supervisor.intake import Scan
 from retraind.supervisor.series import Registry
 from retraind.supervisor.spool import Spool, Usage, count
@@ -33,6 +34,17 @@ RETRIES = {
     Disposition.RETRY_FLOAT32: "float32",
     Disposition.DEFER: "machine",
     Disposition.WAIT: "no_reader",
+}
+# More than a machine has: what a worker gone mad tells must not fill the memory.
+MAX_GPUS = 64
+GPU_LABELS = ("gpu", "uuid", "name", "pci_address", "driver_version", "kernel_module")
+GPU_FACTS = {
+    "temperature_celsius": "Temperature of the GPU",
+    "memory_free_bytes": "Free memory of the GPU",
+    "memory_total_bytes": "Memory of the GPU",
+    "pstate": "Performance state of the GPU, 0 is the fastest",
+    "pcie_generation": "Generation at which the GPU's link runs, which is lower when it rests",
+    "pcie_width": "Lanes of the GPU's link",
 }
 # More than any count that is meant: a number of a worker gone mad must end neither the loop nor every later scrape.
 _MAX_NUMBER = 2.0**63
@@ -122,7 +134,15 @@ class Metrics:
         self._checks = make.changing(
             "preflight_check", "1 for what the last preflight before a job said of each check.", "check", "status"
         )
-        self.checked(())
+        self._fallback = make.gauge(
+            "preflight_cpu_fallback", "1 when the last preflight sent a job to the CPU although there is a GPU."
+        )
+        self._gpu_info = make.changing("gpu_info", "1 for each GPU that the last preflight found.", *GPU_LABELS)
+        self._gpus = {
+            fact: make.changing(f"gpu_{fact}", f"{text}, at the last preflight; absent when it is not told.", "gpu")
+            for fact, text in GPU_FACTS.items()
+        }
+        self.checked(events.Checked(checks=[]))
         self._rows_used = make.counter("rows_used", "Rows that were used for training.")
         self._rows_dropped = make.counter("rows_dropped", "Rows that were not used.", {"reason": DROP_REASONS})
         self._steps = make.counter("steps", "Training steps of finished attempts, those that were skipped included.")
@@ -228,11 +248,19 @@ class Metrics:
         if stage in STAGES:
             self._stage_seconds.labels(stage).observe(seconds)
 
-    def checked(self, checks: Iterable[Check]) -> None:
-        """One preflight. A check or a status that is in no table makes no series."""
-        said = {check.name: check.status for check in checks}
+    def checked(self, found: events.Checked) -> None:
+        """One preflight. What is in no table makes no series, nor does a figure that is not told."""
+        said = {check.name: check.status for check in found.checks}
         pairs = product(events.CHECKS, events.CHECK_STATUSES)
         self._checks.values = {(name, status): float(said.get(name) == status) for name, status in pairs}
+        self._fallback.set(bool(found.fallback))
+        gpus = {str(index): gpu for index, gpu in enumerate(found.gpus[:MAX_GPUS])}
+        self._gpu_info.values = {
+            (name, *(printable(getattr(gpu, label)) for label in GPU_LABELS[1:])): 1.0 for name, gpu in gpus.items()
+        }
+        for fact, series in self._gpus.items():
+            told = {name: getattr(gpu, fact) for name, gpu in gpus.items()}
+            series.values = {(name,): _bounded(value) for name, value in told.items() if value is not None}
 
     def rows_seen(self, num_used: int, num_dropped: Mapping[str, int]) -> None:
         self._rows_used.inc(_bounded(num_used))

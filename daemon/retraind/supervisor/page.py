@@ -185,7 +185,8 @@ def _preflight(manifest: Manifest) -> str:
     if not manifest.checks:
         return _say(account.NO_CHECKS)
     rows = [_judged(*row) for row in account.checks(manifest)]
-    return _table("Checks of the machine before the training", ("Check", "Result", "Found"), rows)
+    table = _table("Checks of the machine before the training", ("Check", "Result", "Found"), rows)
+    return table + (_facts(account.gpus(manifest), "What the driver said of the GPUs") if manifest.gpus else "")
 
 
 def _judged(name: str, status: str, found: str) -> tuple[str, str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from retraind import events, fsio, typed_json
+from retraind.report import Gpu
 
 STATUS_FILE = "status.json"
 
@@ -27,6 +28,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     num_settling: int = 0
     live_version: str = ""
     faults: dict[str, str] = {}
+    gpus: list[Gpu] = []  # as the last preflight found them
+    cpu_fallback: str = ""  # why the last job was sent to the CPU although there is a GPU
 
 
 def write(state_dir: Path, status: Status) -> None:

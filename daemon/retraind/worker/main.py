@@ -26,7 +26,7 @@ import retraind
 from retraind import config, events, fsio, logs, report, typed_json
 from retraind.errors import DataError, HostError, Interrupted, ResourceError, RetraindError, UsageError
 from retraind.job import CHECKPOINT_NAME, Order
-from retraind.worker import preflight
+from retraind.worker import gpu_machine, preflight
 from retraind.worker.emit import Emitter, die_with_parent
 
 if TYPE_CHECKING:
@@ -62,7 +62,17 @@ def main(arguments: list[str]) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if os.getppid() != parent:
             return Interrupted.exit_status
-        return answer(order, emitter)
+        status = answer(order, emitter)
+    if _is_stuck():
+        logging.shutdown()
+        os._exit(status)  # the usual end would wait for a driver that never answers
+    return status
+
+
+def _is_stuck() -> bool:
+    """Whether the check of CUDA was made and never came back."""
+    module = sys.modules.get("retraind.worker.cuda_context")
+    return module is not None and module.is_stuck()
 
 
 def answer(order: Order, emitter: Emitter) -> int:
@@ -115,9 +125,9 @@ def work(order: Order, emitter: Emitter) -> events.Finished:
     emitter.send(events.Hello(pid=os.getpid(), python=platform.python_version()))
 
     emitter.send(events.Stage(name="preflight"))
-    checks = preflight.run(order.device, work_dir, num_workers=order.training.num_workers)
-    emitter.send(events.Checked(checks=checks))
-    preflight.require(checks)
+    found = preflight.run(order.device, work_dir, Path(order.socket).parent, order.training, order.preflight)
+    tell(found, emitter)
+    preflight.expose(found)
 
     emitter.send(events.Stage(name="ingest"))
     load("retraind.worker.ingest", "no_numpy")
@@ -126,21 +136,38 @@ def work(order: Order, emitter: Emitter) -> events.Finished:
     ingested = ingest([Path(dataset) for dataset in order.datasets], work_dir, order.data, emitter.beat)
     try:
         emitter.send(events.Ingested(dataset=ingested.dataset))
-        learned = learn(order, ingested, work_dir, emitter)
+        found = complete(found, emitter)
+        learned = learn(msgspec.structs.replace(order, device=found.device), ingested, work_dir, emitter)
     finally:
         ingested.rows.path.unlink(missing_ok=True)  # as large as the dataset, and made anew by the next attempt
 
-    candidate = msgspec.structs.replace(learned, checks=checks)
+    candidate = msgspec.structs.replace(learned, checks=found.checks, gpus=found.gpus)
     # The weights lie on disk already. From the next line's return on, a power cut loses nothing of this job.
     fsio.write_atomic(work_dir / CANDIDATE_NAME, msgspec.json.encode(candidate))
     (work_dir / CHECKPOINT_NAME).unlink(missing_ok=True)  # one that a crash leaves here goes with the job
     return events.Finished(weights_sha256=candidate.weights_sha256, peak_bytes=preflight.peak_bytes())
 
 
-def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) -> report.Candidate:
-    """Trains, evaluates, writes the weights durably and describes what they read back as."""
+def tell(found: preflight.Found, emitter: Emitter) -> None:
+    """Says what was found, and raises HostError when the job can not go on with it."""
+    emitter.send(events.Checked(checks=found.checks, gpus=found.gpus, fallback=found.fallback))
+    preflight.require(found)
+
+
+def complete(found: preflight.Found, emitter: Emitter) -> preflight.Found:
+    """Loads torch, and lets it answer what only torch can, where CUDA would be used."""
     emitter.send(events.Stage(name="import"))
     preflight.require_torch(str(load("torch", "no_torch").__version__))
+    if found.owes_context:
+        from retraind.worker import cuda_context  # noqa: PLC0415  (it needs torch)
+
+        found = found.with_context(cuda_context.look(1 if found.cuda_device else None))
+        tell(found, emitter)
+    return found
+
+
+def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) -> report.Candidate:
+    """Trains, evaluates, writes the weights durably and describes what they read back as."""
     from retraind.worker import checkpoint, compare, evaluate, model, scorer, train  # noqa: PLC0415  (they need torch)
     from retraind.worker.rows import RowRange, split_rows  # noqa: PLC0415
 
@@ -241,5 +268,5 @@ def versions() -> dict[str, str]:
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or "",
         "numpy": np.__version__,
-        "driver": preflight.driver_version(),
+        "driver": gpu_machine.driver_version(preflight.sysroot()),
     }

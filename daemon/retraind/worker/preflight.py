@@ -1,19 +1,27 @@
-"""Checks of the machine before a job: memory, disk, shared memory, processors, and whether a GPU is there at all.
+"""The preflight of a job: are host, driver and GPU fit for it, and on which device does it run?
 
-Facts are gathered first and judged by a pure function, so that every verdict can be tested from written-down facts.
-Looks only: changes nothing, imports no torch. Files below /proc and /sys are read under a root that
-RETRAIND_SYSROOT may name. Raises HostError preflight_failed from `require`, nothing from the checks themselves.
+Owns the checks of the host (memory, disk, shared memory, processors), the order of all, and what follows from them:
+a host that fails defers the job; a GPU that fails defers it with `device: cuda`, and with `auto` sends it to the CPU.
+Facts are gathered first and judged by pure functions, so that every verdict can be tested from written-down facts.
+Looks only: changes nothing, imports no torch. /proc, /sys and /dev are read under a root that RETRAIND_SYSROOT may
+name. Raises HostError preflight_failed from `require`, nothing from the checks themselves.
 """
 
+import importlib.util
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from retraind.config import Device
+from retraind.config import Device, PreflightConfig, TrainingConfig
 from retraind.errors import HostError
-from retraind.report import Check
+from retraind.report import Check, Gpu
+from retraind.worker import gpu_machine, gpu_verdicts, probe
+from retraind.worker.gpu_facts import Answer, reported
+from retraind.worker.gpu_machine import memory_available, read
+from retraind.worker.situation import CONTEXT_BYTES, MIB, Situation
+from retraind.worker.visible import VARIABLE
 
 # Measured peak of a job of half a million rows is about 400 MiB; below this torch's import alone would not pass.
 MIN_MEMORY_BYTES = 384 * 2**20
@@ -23,39 +31,130 @@ COMFORTABLE_MEMORY_BYTES = 768 * 2**20
 MIN_DISK_BYTES = 64 * 2**20
 # What containers get by default, and about what two loader processes with 2048 rows of 512 metrics need.
 MIN_SHM_BYTES = 64 * 2**20
-MIB = 2**20
 # What the suite is run with at least; pyproject.toml says the same.
 MIN_PYTHON, MIN_TORCH = (3, 11), (2, 6)
-
-NVIDIA_VENDOR = "0x10de"
-DISPLAY_CLASS = "0x03"
+# A batch of so many metrics, and how often it stands in memory while a step is made.
+USUAL_METRICS, BATCH_COPIES = 512, 4
+CONTEXT = "cuda.context"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found; None is what could not be read. Sizes in bytes, `cpu_quota` in processors."""
+    """What was found of the host; None is what could not be read. Sizes in bytes, `cpu_quota` in processors."""
 
     memory_available: int | None
     disk_free: int | None
     shm_free: int | None
     num_cpus: int
     cpu_quota: float | None
-    gpu_addresses: tuple[str, ...] | None
-    driver_version: str = ""
-    nouveau_loaded: bool = False
 
 
-def run(device: Device, work_dir: Path, *, num_workers: int = 0, root: Path | None = None) -> list[Check]:
-    """Gathers and judges. Takes milliseconds."""
-    return verdicts(gather(work_dir, sysroot() if root is None else root), device, work_dir, num_workers)
+@dataclass(frozen=True)
+class Found:
+    """What a preflight led to. `asked` is the configured device, `device` the one that the job is given.
+
+    `cuda_device` is the checked GPU as CUDA names it. `fallback` is not empty when the job goes to the CPU although
+    there is a GPU, and says why.
+    """
+
+    checks: list[Check]
+    asked: Device
+    config: PreflightConfig
+    gpus: list[Gpu] = field(default_factory=list)
+    cuda_device: str = ""
+
+    @property
+    def bad_host(self) -> list[Check]:
+        return [check for check in self._bad if check.name.startswith("host.")]
+
+    @property
+    def bad_gpu(self) -> list[Check]:
+        return [check for check in self._bad if not check.name.startswith("host.")]
+
+    @property
+    def _bad(self) -> list[Check]:
+        bad = {"fail", "unknown"} if self.config.strict else {"fail"}
+        return [check for check in self.checks if check.status in bad]
+
+    @property
+    def fallback(self) -> str:
+        return _listed(self.bad_gpu) if self.asked == "auto" else ""
+
+    @property
+    def device(self) -> Device:
+        return "cpu" if self.fallback else self.asked
+
+    @property
+    def owes_context(self) -> bool:
+        """Whether CUDA will be used, so that only torch can complete the checks."""
+        names = {check.name: check for check in self.checks}
+        return self.device != "cpu" and names["gpu.present"].status == "pass" and names[CONTEXT].status == "skip"
+
+    def with_context(self, context: Check) -> "Found":
+        """The same with the check that was owed."""
+        return replace(self, checks=[context if check.name == CONTEXT else check for check in self.checks])
 
 
-def require(checks: list[Check]) -> None:
-    """Raises HostError preflight_failed with every failed check in its message."""
-    failed = [check for check in checks if check.status == "fail"]
+def run(
+    device: Device,
+    work_dir: Path,
+    state_dir: Path,
+    training: TrainingConfig,
+    config: PreflightConfig,
+    root: Path | None = None,
+) -> Found:
+    """Gathers and judges. Takes milliseconds without a GPU, and no longer than the deadline with one."""
+    root = sysroot() if root is None else root
+    machine = gpu_machine.gather(root)
+    # Where there is nothing to ask, or nobody wants to know, no driver is woken.
+    is_asked = device != "cpu" and machine.has_gpu
+    situation = Situation(
+        device=device,
+        config=config,
+        machine=machine,
+        answer=probe.ask(state_dir, root, config.deadline_seconds) if is_asked else Answer(),
+        visible=os.environ.get(VARIABLE),
+        need_bytes=CONTEXT_BYTES + training.batch_size * training.window * USUAL_METRICS * 4 * BATCH_COPIES,
+        torch_cuda=torch_cuda() if is_asked else None,
+    )
+    choice, answer = situation.choice, situation.answer
+    return Found(
+        checks=[*verdicts(gather(work_dir, root), work_dir, training.num_workers), *gpu_verdicts.judge(situation)],
+        asked=device,
+        config=config,
+        gpus=[reported(gpu, machine, answer, is_chosen=gpu is choice.gpu) for gpu in answer.gpus],
+        cuda_device=choice.device,
+    )
+
+
+def require(found: Found) -> None:
+    """Raises HostError preflight_failed with every check in its message that keeps the job from being started."""
+    failed = found.bad_host + ([] if found.fallback else found.bad_gpu)
     if failed:
-        message = "; ".join(f"{check.name}: {check.message}" for check in failed)
-        raise HostError("preflight_failed", message, remedy=failed[0].remedy)
+        raise HostError("preflight_failed", _listed(failed), remedy=next((c.remedy for c in failed if c.remedy), ""))
+
+
+def expose(found: Found) -> None:
+    """Lets CUDA see the GPU that was checked and no other, or none after a fall back. Before CUDA is first used."""
+    if found.fallback:
+        os.environ[VARIABLE] = ""
+    elif found.cuda_device and found.device != "cpu":
+        os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VARIABLE: found.cuda_device}
+
+
+def _listed(checks: list[Check]) -> str:
+    return "; ".join(f"{check.name}: {check.message}" for check in checks)
+
+
+def torch_cuda() -> str | None:
+    """The CUDA version that this interpreter's torch is built for, without importing it: that takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    found = re.search(
+        r"^cuda\b[^=]*= *(?:None|['\"]([\d.]*)['\"])", read(Path(spec.origin).with_name("version.py")), re.MULTILINE
+    )
+    return None if found is None else found[1] or ""
 
 
 def require_torch(version: str) -> None:
@@ -79,29 +178,19 @@ def sysroot() -> Path:
 
 
 def gather(work_dir: Path, root: Path) -> Facts:
-    """Reads all facts; what can not be read is None."""
+    """Reads all facts of the host; what can not be read is None."""
     return Facts(
-        memory_available=_memory_available(root),
+        memory_available=memory_available(root),
         disk_free=_free_bytes(work_dir),
         shm_free=_free_bytes(root / "dev/shm"),
         num_cpus=len(os.sched_getaffinity(0)),
         cpu_quota=_cpu_quota(root),
-        gpu_addresses=gpu_addresses(root),
-        driver_version=driver_version(root),
-        nouveau_loaded=(root / "sys/module/nouveau").is_dir(),
     )
 
 
-def verdicts(facts: Facts, device: Device, work_dir: Path, num_workers: int) -> list[Check]:
-    """The judgement, from the facts alone."""
-    return [
-        _judge_memory(facts),
-        _judge_disk(facts, work_dir),
-        _judge_shm(facts, num_workers),
-        _judge_cpu(facts),
-        _judge_gpu(facts, device),
-        _judge_kernel_module(facts, device),
-    ]
+def verdicts(facts: Facts, work_dir: Path, num_workers: int) -> list[Check]:
+    """The judgement of the host, from the facts alone."""
+    return [_judge_memory(facts), _judge_disk(facts, work_dir), _judge_shm(facts, num_workers), _judge_cpu(facts)]
 
 
 def _judge_memory(facts: Facts) -> Check:
@@ -146,43 +235,6 @@ def _judge_cpu(facts: Facts) -> Check:
     return Check(name="host.cpu", status="pass", message=f"{facts.num_cpus} processors usable{quota}")
 
 
-def _judge_gpu(facts: Facts, device: Device) -> Check:
-    name, found = "gpu.present", facts.gpu_addresses
-    if device == "cpu":
-        return Check(name=name, status="skip", message="device is cpu")
-    if found:
-        return Check(name=name, status="pass", message=f"{len(found)} NVIDIA GPU at {', '.join(found)}")
-    message = "no NVIDIA GPU on the PCI bus" if found == () else "the PCI bus can not be read"
-    if device == "auto":
-        return Check(name=name, status="skip" if found == () else "unknown", message=f"{message}: training on the CPU")
-    remedy = "check the card and the virtual machine's passthrough, or set device: auto"
-    return Check(name=name, status="fail", message=f"{message}, but device is cuda", remedy=remedy)
-
-
-def _judge_kernel_module(facts: Facts, device: Device) -> Check:
-    """A GPU whose driver is not loaded is of no use to torch, which would only say that there is none."""
-    name = "driver.kernel_module"
-    if device == "cpu":
-        return Check(name=name, status="skip", message="device is cpu")
-    if not facts.gpu_addresses:
-        return Check(name=name, status="skip", message="blocked by gpu.present")
-    if facts.driver_version:
-        return Check(name=name, status="pass", message=f"NVIDIA's kernel module {facts.driver_version} is loaded")
-    message = "NVIDIA's kernel module is not loaded"
-    remedy = "install the driver for this kernel (dkms status, uname -r), then modprobe nvidia and read dmesg"
-    if facts.nouveau_loaded:
-        message, remedy = f"{message}, nouveau is", "blacklist nouveau, rebuild the initramfs and reboot"
-    if device == "auto":
-        return Check(name=name, status="warn", message=f"{message}: training on the CPU", remedy=remedy)
-    return Check(name=name, status="fail", message=f"{message}, but device is cuda", remedy=remedy)
-
-
-def _memory_available(root: Path) -> int | None:
-    """MemAvailable: what new work can have without swapping, page cache that can go included."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
-
-
 def _free_bytes(directory: Path) -> int | None:
     """What a process without privileges can still write there."""
     try:
@@ -194,7 +246,7 @@ def _free_bytes(directory: Path) -> int | None:
 
 def _cpu_quota(root: Path) -> float | None:
     """The smallest cpu.max of this process's control group and those above it, in processors (cgroup v2 only)."""
-    found = re.search(r"^0::/(.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE)
+    found = re.search(r"^0::/(.*)$", read(root / "proc/self/cgroup"), re.MULTILINE)
     if not found:
         return None
     mount = root / "sys/fs/cgroup"
@@ -203,32 +255,10 @@ def _cpu_quota(root: Path) -> float | None:
     for directory in (group, *group.parents):
         if directory != mount and mount not in directory.parents:
             break
-        fields = _read(directory / "cpu.max").split()
+        fields = read(directory / "cpu.max").split()
         if len(fields) == 2 and fields[0].isdigit() and fields[1].isdigit():
             quotas.append(int(fields[0]) / max(int(fields[1]), 1))
     return min(quotas, default=None)
-
-
-def gpu_addresses(root: Path) -> tuple[str, ...] | None:
-    """PCI addresses of NVIDIA's display controllers; None when the bus can not be read, () when there are none."""
-    try:
-        devices = sorted((root / "sys/bus/pci/devices").iterdir())
-    except FileNotFoundError:
-        return ()  # a machine with no PCI bus, as many virtual ones are
-    except OSError:
-        return None
-    return tuple(
-        device.name
-        for device in devices
-        if _read(device / "vendor").strip() == NVIDIA_VENDOR and _read(device / "class").startswith(DISPLAY_CLASS)
-    )
-
-
-def driver_version(root: Path | None = None) -> str:
-    """The version of NVIDIA's loaded kernel module, empty when there is none."""
-    text = _read((sysroot() if root is None else root) / "proc/driver/nvidia/version")
-    found = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
-    return found[1] if found else ""
 
 
 def peak_bytes() -> int:
@@ -237,11 +267,3 @@ def peak_bytes() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-def _read(path: Path) -> str:
-    """A small file's text, empty when it can not be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
