@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from retraind.report import Check
-from retraind.worker import cuda_context
+from retraind.worker import cuda_context, main
 
 CPU = torch.device("cpu")
 PASSED = Check(name=cuda_context.NAME, status="pass", message="well")
@@ -49,9 +49,11 @@ def test_a_check_that_hangs_is_given_up_and_remembered():
     check = cuda_context.within(0.1, hang)
     assert (check.status, check.message) == ("fail", "no answer within 0.1 s")
     assert cuda_context.is_stuck()
+    assert main._is_stuck(), "such a worker must not end in the usual way"
     release.set()
     cuda_context._stuck[0].join(60)
     assert not cuda_context.is_stuck()
+    assert not main._is_stuck()
     cuda_context._stuck.clear()
 
 

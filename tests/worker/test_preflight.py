@@ -14,6 +14,7 @@ from retraind.errors import HostError
 from retraind.report import Check
 from retraind.worker import preflight
 from retraind.worker.preflight import Facts
+from retraind.worker.situation import OWED
 
 MIB = 2**20
 GOOD = Facts(memory_available=4096 * MIB, disk_free=4096 * MIB, shm_free=1024 * MIB, num_cpus=4, cpu_quota=None)
@@ -125,13 +126,13 @@ def test_cuda_sees_the_gpu_that_was_checked_and_no_other(preflighted, shown, mon
 
 
 def test_the_check_that_torch_owes_takes_its_place_and_is_then_owed_no_more():
-    first = found()
+    first = found().with_context(Check(name="cuda.context", status="skip", message=OWED))
     assert first.owes_context
     second = first.with_context(Check(name="cuda.context", status="fail", message="no kernel image"))
     assert (second.owes_context, second.device, len(second.checks)) == (False, "cpu", len(first.checks))
-    assert not found(gpu_present="skip").owes_context
-    assert not found(gpu_handle="fail").owes_context
-    assert not found("cpu").owes_context
+    assert not found().owes_context, "it was skipped for another reason"
+    assert not replace(first, asked="cpu").owes_context
+    assert not found(gpu_handle="fail").with_context(first.checks[-1]).owes_context, "the job goes to the CPU"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from gpus import ADDRESS, UUID, UUID_1, gpu_machine, library, smi
 
 from retraind.config import PreflightConfig, TrainingConfig
+from retraind.errors import HostError
 from retraind.worker import gpu_verdicts, nvidia_smi, preflight, probe
 from retraind.worker.gpu_facts import Process
 
@@ -124,6 +125,25 @@ def test_a_fault_of_the_driver_or_the_card_is_found(machine, monkeypatch, name, 
     assert others == [], "one fault is said once"
     assert bool(found.fallback) == (status == "fail")
     assert found.device == ("cpu" if status == "fail" else "auto")
+
+
+def test_a_gpu_that_has_cooled_down_is_taken_again(machine, monkeypatch):
+    monkeypatch.setenv("NVML_VALUE_temperature", "91")
+    with pytest.raises(HostError, match="gpu.temperature: 91 C, the limit is 90"):
+        preflight.require(run(machine, "cuda"))
+    monkeypatch.setenv("NVML_VALUE_temperature", "60")
+    found = run(machine, "cuda")
+    preflight.require(found)
+    assert (found.device, found.cuda_device) == ("cuda", UUID)
+
+
+def test_a_bus_with_a_card_that_the_driver_does_not_have_is_a_machine_without_a_gpu(machine, monkeypatch):
+    """As in a container that sees the host's bus and was given no device."""
+    monkeypatch.setenv("NVML_CODE_nvmlInitWithFlags", "28")
+    found = run(machine)
+    assert (found.device, found.fallback, found.owes_context, found.cuda_device) == ("auto", "", False, "")
+    with pytest.raises(HostError, match="driver.nvml: the driver sees no GPU, but device is cuda"):
+        preflight.require(run(machine, "cuda"))
 
 
 def test_the_machines_own_faults_are_found_through_the_same_door(machine):

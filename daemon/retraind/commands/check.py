@@ -8,7 +8,6 @@ import ipaddress
 import os
 import shutil
 import socket
-from itertools import groupby
 from pathlib import Path
 
 from retraind.commands import interpreter, screen
@@ -17,7 +16,7 @@ from retraind.errors import ConfigError, HostError
 from retraind.locks import is_locked
 from retraind.report import Check
 from retraind.supervisor import web_guard
-from retraind.supervisor.account import describe_gpu
+from retraind.supervisor.account import describe_gpu, folded
 from retraind.worker import preflight as worker_preflight
 
 # A job would not be started.
@@ -110,7 +109,7 @@ def preflight(config: Config, *, as_json: bool) -> int:
     if as_json:
         screen.print_json({"checks": checks, "gpus": found.gpus, "fallback": found.fallback})
     else:
-        _print(_folded(checks), as_json=False)
+        _print(folded(checks), as_json=False)
         _print_gpus(found)
     if python.status == "fail" or found.bad_host or (found.bad_gpu and not found.fallback):
         return EXIT_DEFERRED
@@ -133,15 +132,3 @@ def _print(checks: list[Check], *, as_json: bool) -> None:
         return
     rows = [(item.name, item.status, item.message + (f". {item.remedy}" if item.remedy else "")) for item in checks]
     screen.print_table(("CHECK", "STATUS", "FOUND"), rows)
-
-
-def _folded(checks: list[Check]) -> list[Check]:
-    """Neighbours that are all skipped for one reason as one line: of eighteen of them nobody reads another."""
-    lines = []
-    for (status, message), group in groupby(checks, lambda item: (item.status, item.message)):
-        first, *others = group
-        if others and status == "skip":
-            first = Check(name=f"{first.name} and {len(others)} more", status=status, message=message)
-            others = []
-        lines += [first, *others]
-    return lines

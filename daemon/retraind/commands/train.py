@@ -111,6 +111,8 @@ def _watch(child: Child, name: str, progress: screen.JobProgress) -> Outcome:
         for event in child.read(time.monotonic()):
             stage = event.name if isinstance(event, events.Stage) else stage
             progress.show(event, status.describe_work(name, stage, event))
+            if isinstance(event, events.Checked) and event.fallback:
+                screen.complain(f"trains on the CPU, since the GPU is not fit for it: {event.fallback}")
         outcome = child.poll(time.monotonic())
         if outcome is not None:
             return outcome

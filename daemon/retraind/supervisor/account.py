@@ -7,9 +7,10 @@ the facts are: a version of an older release has few of them.
 
 import math
 from collections.abc import Iterable
+from itertools import groupby
 
 from retraind.printable import printable
-from retraind.report import Dataset, Evaluation, Gpu, Manifest, ScoredRow
+from retraind.report import Check, Dataset, Evaluation, Gpu, Manifest, ScoredRow
 
 Pairs = list[tuple[str, str]]
 BETTER, WORSE, OPEN = "better", "worse", "open"
@@ -200,8 +201,20 @@ def checks(manifest: Manifest) -> list[tuple[str, str, str]]:
     """What the preflight found: name, status, message with its remedy."""
     return [
         (clipped(one.name), clipped(one.status), sentence("; ".join(filter(None, (one.message, one.remedy)))))
-        for one in manifest.checks
+        for one in folded(manifest.checks)
     ]
+
+
+def folded(found: Iterable[Check]) -> list[Check]:
+    """Neighbours that are all skipped for one reason as one: without a GPU they are eighteen, and nobody reads on."""
+    shown: list[Check] = []
+    for (status, message), group in groupby(found, lambda one: (one.status, one.message)):
+        first, *others = group
+        if others and status == "skip":
+            shown.append(Check(name=f"{first.name} and {len(others)} more", status=status, message=message))
+        else:
+            shown += [first, *others]
+    return shown
 
 
 def describe_gpu(gpu: Gpu) -> str:

@@ -41,7 +41,8 @@ class Attempt:
         self.child: Child | None = None
         self.job: Job | None = None
         self.stage = ""
-        self.checked = events.Checked(checks=[])  # what the last preflight said
+        self.checked = events.Checked(checks=[])  # what the last preflight found
+        self._said = self.checked  # what was said of this attempt's
         self._stage_at = 0.0
         self._duplicate_of = ""
         self._num_deferrals = 0
@@ -52,6 +53,7 @@ class Attempt:
         job = self._ledger.save(advance(job, JobState.RUNNING, datetime.now(UTC), **changes))
         self._ledger.fresh_work_dir(job.id)
         self.job, self.stage, self._stage_at, self._duplicate_of = job, "", now, ""
+        self._said = events.Checked(checks=[])
         child = Child(self._order(job, config), config.worker.python, config.worker)
         try:
             child.start(now)
@@ -127,7 +129,7 @@ class Attempt:
     def _on_checked(self, checked: events.Checked, job_id: str) -> None:
         """Says each thing once: the second preflight of a job repeats the first."""
         self._metrics.checked(checked)
-        before, self.checked = self.checked, checked
+        before, self._said, self.checked = self._said, checked, checked
         for gpu in checked.gpus if checked.gpus != before.gpus else ():
             log.info("job %s: GPU %d%s: %s", job_id, gpu.index, " (chosen)" * gpu.is_chosen, describe_gpu(gpu))
         for check in checked.checks:

@@ -8,7 +8,7 @@ import errno
 from retraind.report import Check
 from retraind.worker import nvml_codes
 from retraind.worker.gpu_facts import NO_GPUS, NOT_FOUND
-from retraind.worker.situation import Situation, absent, verdict
+from retraind.worker.situation import OWED, Situation, absent, verdict
 from retraind.worker.visible import VARIABLE, entries
 
 
@@ -142,4 +142,4 @@ def context(name: str, situation: Situation) -> Check:
     if situation.torch_cuda == "":
         remedy = "give worker.python an interpreter with a CUDA build of torch: OPERATIONS.md has the commands"
         return verdict(name, "fail", "there is a GPU, and torch is a build without CUDA", remedy)
-    return verdict(name, "skip", "made by the worker, once torch is loaded")
+    return verdict(name, "skip", OWED)

@@ -20,7 +20,7 @@ from retraind.report import Check, Gpu
 from retraind.worker import gpu_machine, gpu_verdicts, probe
 from retraind.worker.gpu_facts import Answer, reported
 from retraind.worker.gpu_machine import memory_available, read
-from retraind.worker.situation import CONTEXT_BYTES, MIB, Situation
+from retraind.worker.situation import CONTEXT_BYTES, MIB, OWED, Situation
 from retraind.worker.visible import VARIABLE
 
 # Measured peak of a job of half a million rows is about 400 MiB; below this torch's import alone would not pass.
@@ -86,9 +86,8 @@ class Found:
 
     @property
     def owes_context(self) -> bool:
-        """Whether CUDA will be used, so that only torch can complete the checks."""
-        names = {check.name: check for check in self.checks}
-        return self.device != "cpu" and names["gpu.present"].status == "pass" and names[CONTEXT].status == "skip"
+        """Whether CUDA would be used, so that only torch can complete the checks."""
+        return self.device != "cpu" and any(check.name == CONTEXT and check.message == OWED for check in self.checks)
 
     def with_context(self, context: Check) -> "Found":
         """The same with the check that was owed."""

@@ -11,6 +11,8 @@ from retraind.worker.visible import Choice, choose
 MIB = 2**20
 # A context with torch's kernels.
 CONTEXT_BYTES = 400 * MIB
+# What cuda.context says until it is made.
+OWED = "made by the worker, once torch is loaded"
 
 
 @dataclass(frozen=True)
