@@ -30,8 +30,8 @@ static ull value(const char *fact, int index, ull otherwise) {
     const char *text = look("VALUE", fact, index);
     return text ? strtoull(text, NULL, 0) : otherwise;
 }
-static int of(void *handle) { return (int)((int *)handle - gpus); }
 static int is_instance(void *handle) { return (int *)handle >= instances && (int *)handle < instances + MAX_GPUS; }
+static int of(void *handle) { return is_instance(handle) ? -1 : (int)((int *)handle - gpus); }
 
 #define ANSWER(function, index) do { int code_ = code(#function, index); if (code_) return code_; } while (0)
 #define NUMBER(function, type, fact, otherwise) \
@@ -74,7 +74,7 @@ struct memory { ull total, free, used; };
 int nvmlDeviceGetMemoryInfo(void *h, struct memory *out) {
     ANSWER(nvmlDeviceGetMemoryInfo, of(h));
     out->total = value("memory_total", of(h), 16ull << 30);
-    out->free = value("memory_free", of(h), 15ull << 30);
+    out->free = value(is_instance(h) ? "instance_free" : "memory_free", of(h), 15ull << 30);
     return 0;
 }
 struct process { uint pid; ull used; uint gpu_instance, compute_instance; };

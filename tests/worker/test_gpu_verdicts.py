@@ -170,6 +170,7 @@ ROWS = [
     ("gpu.memory_free", replace(with_gpu(memory_free_bytes=511 * MIB), need_bytes=MIB), "fail", "512 needed"),
     ("gpu.memory_free", with_gpu({"memory": 3}, memory_free_bytes=None), "pass", "8192 MiB available"),
     ("gpu.memory_free", with_gpu({"memory": 4}, memory_free_bytes=None), "unknown", "no permission"),
+    ("gpu.memory_free", with_gpu(mig_uuids=["MIG-1"], mig_free_bytes={"MIG-1": 99 * MIB}), "fail", "99 MiB free"),
     ("gpu.temperature", WELL, "pass", "45 C"),
     ("gpu.temperature", with_gpu(temperature_celsius=79), "pass", "79 C"),
     ("gpu.temperature", with_gpu(temperature_celsius=80), "warn", "80 C, the limit is 90"),

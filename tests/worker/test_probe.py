@@ -87,6 +87,8 @@ FAULTS = [
     ("gpu.compute_mode", {"NVML_VALUE_compute_mode": "3", "NVML_VALUE_pid": "4242"}, {}, "fail"),
     ("gpu.memory_free", {"NVML_VALUE_memory_free": "104857600", "NVML_VALUE_pid": "4242"}, {}, "fail"),
     ("gpu.memory_free", {"NVML_CODE_nvmlDeviceGetMemoryInfo": "3"}, {}, "pass"),
+    ("gpu.memory_free", {"NVML_VALUE_instances": "1", "NVML_VALUE_instance_free": "104857600"}, {}, "fail"),
+    ("gpu.memory_free", {"NVML_VALUE_instances": "1", "NVML_VALUE_memory_free": "104857600"}, {}, "pass"),
     ("gpu.temperature", {"NVML_VALUE_temperature": "91"}, {}, "fail"),
     ("gpu.temperature", {"NVML_VALUE_temperature": "85"}, {}, "warn"),
     ("gpu.temperature", {"NVML_VALUE_margin": "3"}, {}, "fail"),
@@ -104,6 +106,7 @@ FAULTS = [
     ("gpu.retired_pages", {"NVML_VALUE_retired": "60"}, {}, "warn"),
     ("gpu.recovery_action", {"NVML_VALUE_recovery": "1"}, {}, "fail"),
     ("gpu.recovery_action", {"NVML_CODE_recovery_field": "3"}, {}, "skip"),
+    ("gpu.recovery_action", {"NVML_CODE_recovery_field": "2"}, {}, "skip"),
     ("gpu.persistence", {"NVML_VALUE_persistence": "0"}, {}, "warn"),
     ("gpu.compute_mode", {"NVML_CODE_nvmlDeviceGetComputeMode": "3"}, {}, "skip"),
     ("gpu.temperature", {"NVML_CODE_nvmlDeviceGetTemperature": "4", "NVML_CODE_nvmlDeviceGetMarginTemperature": "4"},
@@ -353,6 +356,15 @@ def test_a_probe_of_another_process_is_waited_for(machine):
     assert time.monotonic() - waits_from >= SHORT
     os.close(descriptor)
     assert ask(machine).silence == ""
+
+
+def test_the_lock_is_open_to_the_service_whoever_makes_it_first(machine):
+    before = os.umask(0o077)
+    try:
+        ask(machine)
+    finally:
+        os.umask(before)
+    assert (machine / probe.LOCK_NAME).stat().st_mode & 0o777 == 0o644
 
 
 def test_a_lock_that_can_not_be_made_keeps_nothing_from_being_asked(machine):

@@ -1,4 +1,5 @@
-"""`retraind check` and `retraind preflight`: would the service start, would a job run? Changes nothing.
+"""`retraind check` and `retraind preflight`: would the service start, would a job run? Changes nothing, but for the
+lock in state.dir that keeps a second probe from a driver that hangs, where there is a GPU.
 
 `check` reads the configuration and the web configuration and looks at every path, the port and the worker's
 interpreter; `preflight` asks the host and the GPU the questions that are asked again before every job.
@@ -103,7 +104,7 @@ def _is_loopback(host: str) -> bool:
 def preflight(config: Config, *, as_json: bool) -> int:
     """0 when all is well, 1 with a warning or something unknown, 2 when a job would be deferred."""
     work_dir = next(path for path in (config.state.dir, *config.state.dir.parents) if path.is_dir())
-    found = worker_preflight.run(config.device, work_dir, work_dir, config.training, config.preflight)
+    found = worker_preflight.run(config.device, work_dir, config.state.dir, config.training, config.preflight)
     python = interpreter.check(config)
     checks = [*found.checks, python]
     if as_json:

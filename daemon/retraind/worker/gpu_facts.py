@@ -58,6 +58,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     recovery_action: int | None = None
     is_persistent: bool | None = None
     mig_uuids: list[str] | None = None
+    mig_free_bytes: dict[str, int] = {}
 
     @property
     def address(self) -> str:

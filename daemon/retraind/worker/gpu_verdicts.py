@@ -69,9 +69,9 @@ def _list_processes(gpu: GpuFacts) -> str:
 
 
 def _memory_free(name: str, situation: Situation) -> Check:
-    """Where card and host share their memory, the driver tells none and the host's counts."""
+    """Of an instance its own; where card and host share their memory, the driver tells none and the host's counts."""
     gpu, needed = situation.gpu, max(MIN_FREE_BYTES, int(situation.need_bytes * HEADROOM))
-    free, where = gpu.memory_free_bytes, "free"
+    free, where = gpu.mig_free_bytes.get(situation.choice.device, gpu.memory_free_bytes), "free"
     if free is None and nvml_codes.meaning(gpu.codes.get("memory", 0))[0] == "skip":
         free, where = situation.machine.memory_available, "available of the memory that it shares with the host"
     if free is None:

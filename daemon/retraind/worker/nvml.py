@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND = 12, 13
+INVALID_ARGUMENT, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND = 2, 12, 13
 _PR_SET_PDEATHSIG = 1
 _UNCORRECTED, _SINCE_BOOT, _SRAM = 1, 0, 7
 _SLOWDOWN_THRESHOLD = 1
@@ -71,7 +71,9 @@ def _retired_pages(nv: Any, handle: Any) -> Facts:
 def _recovery_action(nv: Any, handle: Any) -> Facts:
     (value,) = nv.nvmlDeviceGetFieldValues(handle, [_RECOVERY_ACTION_FIELD])
     if value.nvmlReturn:
-        raise nv.NVMLError(value.nvmlReturn)
+        # A field that a driver has never heard of is an argument that it does not take.
+        is_new = value.nvmlReturn == INVALID_ARGUMENT
+        raise nv.NVMLError(FUNCTION_NOT_FOUND if is_new else value.nvmlReturn)
     return {"recovery_action": value.value.uiVal}
 
 
@@ -79,13 +81,14 @@ def _mig(nv: Any, handle: Any) -> Facts:
     """The instances of a GPU that is cut into several: each is a device of its own to CUDA, the whole is none."""
     if not nv.nvmlDeviceGetMigMode(handle)[0]:
         return {"mig_uuids": None}
-    uuids = []
+    uuids: list[str] = []
+    free_bytes: dict[str, int] = {}
     for index in range(nv.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        try:
-            uuids.append(_text(nv.nvmlDeviceGetUUID(nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))))
-        except nv.NVMLError:
-            continue  # a place without an instance
-    return {"mig_uuids": uuids}
+        with suppress(nv.NVMLError):  # a place without an instance
+            instance = nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            uuids.append(_text(nv.nvmlDeviceGetUUID(instance)))
+            free_bytes[uuids[-1]] = _memory(nv, instance)["memory_free_bytes"]
+    return {"mig_uuids": uuids, "mig_free_bytes": free_bytes}
 
 
 # By the name under which a return code is told, if there is one.

@@ -64,9 +64,12 @@ def _lock_file(state_dir: Path) -> int | None:
     """The lock as a descriptor, for any user who can see it; None where there can be none."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        return os.open(state_dir / LOCK_NAME, flags | os.O_CREAT, 0o644)
+        lock = os.open(state_dir / LOCK_NAME, flags | os.O_CREAT, 0o644)
     except OSError:
         return None
+    with contextlib.suppress(OSError):  # another user's is as it should be already
+        os.fchmod(lock, 0o644)  # one that root made with a strict umask would shut the service out
+    return lock
 
 
 def _ask(root: Path, deadline_seconds: float, lock: int | None) -> Answer:
