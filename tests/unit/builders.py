@@ -109,6 +109,7 @@ def make_manifest(names: list[str], **changes: object) -> report.Manifest:
         scaler=report.Scaler(centre=[1.5] * len(names), scale=[2.5] * len(names)),
         training=make_training(heldout_losses=[1.1, 0.9, 0.8, 0.7, 0.65], device_name=names[0]),
         checks=[report.Check(name="host.disk", status="warn", message=names[0], remedy="make room")],
+        gpus=[report.Gpu(index=0, uuid=names[0], name=names[0], driver_version=names[0], is_chosen=True)],
     )  # fmt: skip
     gate = [report.Criterion(code="wrong_tensors", passed=True, message=names[0])]
     manifest = report.manifest_of(candidate, "000042-bbbbbbbbbbbb", 42, "telemetry_autoencoder", JOB_ID, NOW, gate)

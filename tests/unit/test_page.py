@@ -11,8 +11,10 @@ import pytest
 from builders import HOSTILE, make_bare, make_manifest, make_training
 
 from retraind.report import (
+    Check,
     Comparison,
     Evaluation,
+    Gpu,
     Histogram,
     MetricShare,
     Scaler,
@@ -259,3 +261,30 @@ def test_ticks_are_round_and_few(values: list[float], ticks: list[str], *, is_wh
 def test_an_old_version_beside_a_new_one_tells_which_metrics_came_and_went() -> None:
     text = text_of(render(make_manifest(["cpu", "load"]), make_manifest(["cpu", "memory"])))
     assert "New metrics: load. No longer there: memory." in text
+
+
+def test_the_figures_of_a_gpu_are_one_line_and_what_is_not_told_is_left_out() -> None:
+    gpu = Gpu(
+        index=0, uuid="GPU-1", name="Card", pci_address="0000:65:00.0", driver_version="550.54", kernel_module="550.54",
+        memory_free_bytes=3 * 2**29, memory_total_bytes=16 * 2**30, temperature_celsius=0, pstate=0,
+        pcie_generation=1, pcie_max_generation=4, pcie_width=16,
+    )  # fmt: skip
+    assert account.describe_gpu(gpu) == (
+        "Card, GPU-1, 0000:65:00.0, driver 550.54, kernel module 550.54, 1.5 of 16.0 GiB free, 0 C, P0, "
+        "PCIe gen 1 of 4, width 16"
+    )
+    assert account.describe_gpu(Gpu(index=1)) == ""
+    assert account.gpus(make_manifest(["cpu"]))[0][0] == "GPU 0 (chosen)"
+
+
+def test_neighbours_that_are_skipped_for_one_reason_are_one() -> None:
+    def check(name: str, status: str, message: str) -> Check:
+        return Check(name=name, status=status, message=message)
+
+    found = [check("a", "skip", "off"), check("b", "pass", "on"), check("c", "pass", "on"), check("d", "skip", "off"),
+             check("e", "skip", "off"), check("f", "skip", "off"), check("g", "skip", "other")]  # fmt: skip
+    shown = [(one.name, one.status, one.message) for one in account.folded(found)]
+    assert shown == [
+        ("a", "skip", "off"), ("b", "pass", "on"), ("c", "pass", "on"), ("d and 2 more", "skip", "off"),
+        ("g", "skip", "other"),
+    ]  # fmt: skip
