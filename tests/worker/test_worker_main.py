@@ -206,6 +206,19 @@ def test_a_machine_without_the_gpu_that_is_asked_for_defers_the_job(supervisor, 
     assert failed.remedy
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_job_on_a_gpu_has_the_figures_of_that_gpu_and_what_torch_says_of_it(supervisor, dataset):
+    supervisor.start(dataset, device="cuda", epochs=1)
+    assert supervisor.finish() == 0, supervisor.log()
+    candidate = msgspec.json.decode((supervisor.work_dir / "candidate.json").read_bytes(), type=report.Candidate)
+    assert candidate.training.device.startswith("cuda")
+    assert {check.name: check.status for check in candidate.checks}["cuda.context"] == "pass"
+    assert len([event for event in supervisor.events if isinstance(event, events.Checked)]) == 2
+    if any(check.name == "driver.nvml" and check.status == "pass" for check in candidate.checks):
+        assert [gpu.is_chosen for gpu in candidate.gpus].count(True) == 1
+
+
 def test_sigterm_ends_training_between_two_steps(supervisor, dataset):
     supervisor.start(dataset, epochs=100_000, batch_size=64)
     supervisor.read(until=events.Progress)

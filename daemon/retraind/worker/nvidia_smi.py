@@ -25,7 +25,7 @@ _COMPUTE_MODES = {"default": 0, "exclusive_thread": 1, "prohibited": 2, "exclusi
 
 
 def _whole(text: str) -> int:
-    return int(text, 0) if re.fullmatch(r"0x[0-9a-fA-F]+|-?\d+", text, re.ASCII) else int(float(text))
+    return int(text, 16) if text.startswith("0x") else int(float(text))
 
 
 def _on(text: str) -> bool:
