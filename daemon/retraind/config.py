@@ -125,6 +125,8 @@ class DataConfig(Section, frozen=True, kw_only=True):
     max_bytes: Positive = 64 * 2**30
     # A compressed file of 1 MB can hold 1 GB: what comes out is bounded on its own.
     max_uncompressed_bytes: Positive = 256 * 2**30
+    # Real telemetry packs 3 to 60 times, gzip reaches 1000 with nothing but zeros. Not asked below 64 MiB.
+    max_unpack_ratio: Positive = 200
     max_columns: Positive = 4096
     max_line_bytes: Annotated[int, Meta(ge=1024)] = 2**20
     # Above this share the file is not what its producer meant, and learning from the rest would hide that.

@@ -1,5 +1,6 @@
 """The .npz archive."""
 
+import gzip
 import io
 import zipfile
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from reading import Read, refusal
 
-from retraind.worker.readers import npy, npz
+from retraind.worker.readers import npy, npz, source
 
 ROWS = np.random.default_rng(5).normal(size=(1000, 8))
 
@@ -114,6 +115,12 @@ def test_what_is_no_table_is_refused(tmp_path, data, code, words):
     assert words in error.message
 
 
-def test_what_an_archive_unpacks_to_is_bounded(tmp_path):
+def test_what_an_archive_unpacks_to_is_bounded(tmp_path, monkeypatch):
     data = saved(np.zeros((100_000, 8)), save=np.savez_compressed)
     assert refusal(tmp_path, data, max_uncompressed_bytes=1_000_000).code == "too_large"
+    monkeypatch.setattr(source, "SMALL_BYTES", 2**20)
+    assert "200 times" in refusal(tmp_path, data).message
+    # An archive within another compression: each may pack by 200, and both together may not either.
+    loose = saved(np.tile(np.arange(1000.0), (800, 1)).T, save=np.savez_compressed)
+    assert Read(tmp_path, loose).rows.shape == (1000, 800)
+    assert "200 times" in refusal(tmp_path, gzip.compress(loose)).message

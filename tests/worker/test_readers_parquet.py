@@ -9,7 +9,7 @@ import pytest
 from reading import Read, refusal
 
 from retraind.errors import ReaderMissing
-from retraind.worker.readers import arrowtable, parquet
+from retraind.worker.readers import arrowtable, parquet, source
 
 ROWS = np.random.default_rng(5).normal(size=(300, 4))
 
@@ -85,6 +85,15 @@ def test_what_can_not_be_used_is_refused(tmp_path, arrow):
     assert refusal(tmp_path, saved({"a": [1, 2], "A": [1, 2]})).code == "ambiguous_columns"
     assert refusal(tmp_path, data, max_columns=1).code == "too_many_columns"
     assert refusal(tmp_path, data, max_uncompressed_bytes=1000).code == "too_large"
+
+
+def test_rows_of_one_value_are_bounded_though_they_have_no_bytes(tmp_path, monkeypatch, arrow):
+    monkeypatch.setattr(source, "SMALL_BYTES", 2**20)
+    data = saved({"a": np.ones(10**6)})
+    assert len(data) < 20_000
+    assert "200 times" in refusal(tmp_path, data).message
+    assert refusal(tmp_path, data, max_uncompressed_bytes=7_999_999).code == "too_large"
+    assert len(Read(tmp_path, data, max_unpack_ratio=10**4).rows) == 10**6
 
 
 def test_a_row_group_that_memory_can_not_hold_is_refused(tmp_path, monkeypatch, arrow):

@@ -180,3 +180,13 @@ def test_a_damaged_archive_is_read_or_refused_and_nothing_else(tmp_path, form):
         except DataError:
             num_refused += 1
     assert num_refused > 50
+
+
+def test_what_packed_members_come_to_is_bounded_for_the_archive(tmp_path, monkeypatch):
+    monkeypatch.setattr("retraind.worker.readers.source.SMALL_BYTES", 2**20)
+    file = io.BytesIO()
+    np.savez_compressed(file, a=np.zeros(100_000))
+    members = [entry(f"{day}.npz", file.getvalue()) for day in range(3)]
+    assert len(Read(tmp_path, packed(members[0]), max_unpack_ratio=50).rows) == 100_000
+    error = refusal(tmp_path, packed(*members), max_unpack_ratio=50)
+    assert (error.code, error.message[:5]) == ("too_large", "1.npz")

@@ -88,6 +88,30 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path, codec):
     assert raised.value.code == "too_large"
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_unpacks_to_far_more_than_its_size_is_refused_if_it_is_large(tmp_path, codec, monkeypatch):
+    path = tmp_path / "zeros.csv"
+    path.write_bytes(pack(codec, b"0,0\n" * 500_000))
+    assert len(read_all(path, DataConfig())[0]) == 2_000_000
+    monkeypatch.setattr("retraind.worker.readers.source.SMALL_BYTES", 2**20)
+    with pytest.raises(DataError) as raised:
+        read_all(path, DataConfig())
+    assert raised.value.code == "too_large"
+    assert "200 times" in raised.value.message
+    assert "max_unpack_ratio" in raised.value.remedy
+    assert len(read_all(path, DataConfig(max_unpack_ratio=10**6))[0]) == 2_000_000
+
+
+def test_a_hundred_million_rows_of_nothing_in_a_small_file_are_refused(tmp_path):
+    path = tmp_path / "zeros.csv.gz"
+    path.write_bytes(gzip.compress(b"0,0\n" * 2**20) * 100)
+    assert path.stat().st_size < 500_000
+    with pytest.raises(DataError) as raised:
+        describe([path], DataConfig())
+    assert raised.value.code == "too_large"
+    assert raised.value.message.startswith("zeros.csv.gz has 4")
+
+
 def test_memory_for_unpacking_is_bounded_whatever_a_file_asks_for(tmp_path):
     path = tmp_path / "a.xz"
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 2**20}]

@@ -10,7 +10,6 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from retraind.config import DataConfig
 from retraind.errors import DataError
 from retraind.worker.readers.arrowtable import MAX_GROUP_BYTES, ArrowTableReader
 from retraind.worker.readers.source import Source
@@ -33,9 +32,9 @@ class ArrowIpcReader(ArrowTableReader):
     format = "arrow"
     what = "Apache Arrow file"
 
-    def parts(self, source: Source, limits: DataConfig, spill_dir: str | None) -> Iterator[Any]:  # noqa: ARG002
+    def parts(self, source: Source, spill_dir: str | None) -> Iterator[Any]:  # noqa: ARG002
         """The schema, then the batches as they were written."""
-        messages = _Messages(source, limits)
+        messages = _Messages(source)
         with self.errors():
             stream = self.arrow.ipc.open_stream(self.arrow.PythonFile(messages, mode="r"))
         yield stream.schema
@@ -56,9 +55,8 @@ class _Messages:
 
     closed = False
 
-    def __init__(self, source: Source, limits: DataConfig) -> None:
-        self._source, self._limits = source, limits
-        self._num_unpacked = 0
+    def __init__(self, source: Source) -> None:
+        self._source = source
         self._is_file = source.peek(len(START)) == START
         if self._is_file:
             source.read(len(START))
@@ -123,17 +121,14 @@ class _Messages:
             starts = [start for start, length in buffers if length >= 8]
             unpacked = sum(max(0, struct.unpack_from("<q", body, start)[0]) for start in starts if start >= 0)
             self._check(unpacked)
-            self._num_unpacked += unpacked
-        self._num_unpacked += size
-        if self._num_unpacked > self._limits.max_uncompressed_bytes:
-            raise _too_large(self._num_unpacked, self._limits.max_uncompressed_bytes, "the file")
+            self._source.unpacks_to(unpacked)
         return body
 
     def _check(self, size: int) -> None:
         if size < 0:
             raise _malformed(f"a message has {size:,} bytes")
         if size > MAX_GROUP_BYTES:
-            raise _too_large(size, MAX_GROUP_BYTES, "a batch")
+            raise _too_large(size)
 
 
 class _Table:
@@ -188,9 +183,9 @@ def _malformed(message: str) -> DataError:
     return DataError("malformed", f"the Arrow file can not be read: {message}", remedy="write it or copy it again")
 
 
-def _too_large(size: int, limit: int, what: str) -> DataError:
+def _too_large(size: int) -> DataError:
     return DataError(
         "too_large",
-        f"{what} has {size:,} bytes unpacked; {limit:,} are allowed",
-        remedy="write batches of fewer rows, or split the file",
+        f"a batch has {size:,} bytes unpacked; {MAX_GROUP_BYTES:,} are allowed",
+        remedy="write batches of fewer rows",
     )

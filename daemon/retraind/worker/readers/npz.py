@@ -45,7 +45,7 @@ class NpzReader(npy.NpyReader):
     format = "npz"
 
     def __init__(self, source: Source, limits: DataConfig, spill_dir: Path | None) -> None:
-        archive = _Archive(source, limits, spill_dir)
+        archive = _Archive(source, spill_dir)
         super().__init__(archive, limits, spill_dir)
         if archive.names:
             self.columns = [
@@ -57,10 +57,10 @@ class NpzReader(npy.NpyReader):
 class _Archive:
     """An archive as the content of one .npy file. The names are known once it was looked at."""
 
-    def __init__(self, source: Source, limits: DataConfig, spill_dir: Path | None) -> None:
+    def __init__(self, source: Source, spill_dir: Path | None) -> None:
         self.names: list[str] = []
         self.ignored: list[str] = []
-        self._blocks = self._unpacked(source, limits, None if spill_dir is None else str(spill_dir))
+        self._blocks = self._unpacked(source, None if spill_dir is None else str(spill_dir))
         self._pushed = b""
 
     def read(self, size: int) -> bytes:
@@ -79,13 +79,13 @@ class _Archive:
         self._pushed = data + self._pushed
         return data
 
-    def _unpacked(self, source: Source, limits: DataConfig, spill_dir: str | None) -> Iterator[bytes]:
+    def _unpacked(self, source: Source, spill_dir: str | None) -> Iterator[bytes]:
         with tempfile.SpooledTemporaryFile(npy.MAX_SPOOLED_BYTES, dir=spill_dir) as file:
             while block := source.read(npy.BLOCK_BYTES):
                 file.write(block)
             try:
                 with zipfile.ZipFile(file) as archive:
-                    yield from self._table(archive, source, limits)
+                    yield from self._table(archive, source)
             except DAMAGES as error:
                 is_cut = "not a zip file" in str(error)
                 raise DataError(
@@ -94,9 +94,10 @@ class _Archive:
                     remedy="the copy was cut short: copy the file again" if is_cut else "write it with numpy.savez",
                 ) from error
 
-    def _table(self, archive: zipfile.ZipFile, source: Source, limits: DataConfig) -> Iterator[bytes]:
+    def _table(self, archive: zipfile.ZipFile, source: Source) -> Iterator[bytes]:
         members = archive.infolist()
-        _check_members(members, limits)
+        _check_members(members)
+        source.unpacks_to(sum(member.file_size for member in members))
         arrays = {member.filename.removesuffix(SUFFIX): _header(archive, member) for member in members}
         if len(arrays) == 1 and len(next(iter(arrays.values()))[0]) != 1:
             with archive.open(members[0]) as file:
@@ -122,7 +123,7 @@ class _Archive:
                     yield from _values(file, num_rows, source)
 
 
-def _check_members(members: list[zipfile.ZipInfo], limits: DataConfig) -> None:
+def _check_members(members: list[zipfile.ZipInfo]) -> None:
     if strange := [member.filename for member in members if not member.filename.endswith(SUFFIX)]:
         raise _unsupported(f"an archive that holds {listed(map(printable, strange))} beside arrays")
     if len({member.filename for member in members}) < len(members):
@@ -131,12 +132,6 @@ def _check_members(members: list[zipfile.ZipInfo], limits: DataConfig) -> None:
         raise _unsupported("an encrypted archive")
     if any(member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED} for member in members):
         raise _unsupported("an archive that is packed by another method than numpy's")
-    if sum(member.file_size for member in members) > limits.max_uncompressed_bytes:
-        raise DataError(
-            "too_large",
-            f"the archive unpacks to more than {limits.max_uncompressed_bytes:,} bytes",
-            remedy="split it, or raise data.max_uncompressed_bytes",
-        )
 
 
 def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], "np.dtype[np.generic]"]:

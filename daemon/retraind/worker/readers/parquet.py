@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO, Any
 
-from retraind.config import DataConfig
 from retraind.errors import DataError
 from retraind.worker.readers.arrowtable import BLOCK_BYTES, MAX_GROUP_BYTES, ArrowTableReader
 from retraind.worker.readers.columns import SAMPLE_ROWS
@@ -18,6 +17,7 @@ from retraind.worker.readers.source import Source
 
 MAGIC, ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 MAX_SPOOLED_BYTES = 16 * 2**20
+FLOAT_BYTES = 8
 
 
 class ParquetReader(ArrowTableReader):
@@ -26,7 +26,7 @@ class ParquetReader(ArrowTableReader):
     format = "parquet"
     what = "Apache Parquet file"
 
-    def parts(self, source: Source, limits: DataConfig, spill_dir: str | None) -> Iterator[Any]:
+    def parts(self, source: Source, spill_dir: str | None) -> Iterator[Any]:
         """The schema, then batches of rows, of the columns of numbers alone."""
         with tempfile.SpooledTemporaryFile(MAX_SPOOLED_BYTES, dir=spill_dir) as file:
             while block := source.read(BLOCK_BYTES):
@@ -36,7 +36,7 @@ class ParquetReader(ArrowTableReader):
                 table = self.arrow.parquet.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
                 schema = table.schema_arrow
             yield schema
-            _check_sizes(table.metadata, limits)
+            _check_sizes(table.metadata, len(self.numeric_names), source)
             num_rows = max(SAMPLE_ROWS, BLOCK_BYTES // (8 * max(1, len(self.numeric_names))))
             batches = table.iter_batches(batch_size=num_rows, columns=self.numeric_names, use_threads=False)
             while True:
@@ -59,16 +59,12 @@ def _check_end(file: IO[bytes]) -> None:
         raise DataError("truncated", "the Parquet file has no end", remedy="the copy was cut short: copy it again")
 
 
-def _check_sizes(metadata: Any, limits: DataConfig) -> None:
+def _check_sizes(metadata: Any, num_columns: int, source: Source) -> None:
     if metadata.num_rows == 0:
         raise DataError("no_rows", "the Parquet file has no rows", remedy="write rows of numbers")
     sizes = [metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups)]
-    if sum(sizes) > limits.max_uncompressed_bytes:
-        raise DataError(
-            "too_large",
-            f"{sum(sizes):,} bytes unpacked; {limits.max_uncompressed_bytes:,} are allowed",
-            remedy="split it, or raise data.max_uncompressed_bytes",
-        )
+    # What lies there may be packed twice: a column of one value has some bytes, whatever the number of rows.
+    source.unpacks_to(max(sum(sizes), metadata.num_rows * num_columns * FLOAT_BYTES))
     if max(sizes) > MAX_GROUP_BYTES:
         raise DataError(
             "too_large",

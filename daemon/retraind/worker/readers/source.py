@@ -23,6 +23,8 @@ from retraind.worker.readers.unpack import Unpacker, codec_of
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Large enough that a system call costs nothing beside hashing, small enough to say often how far we are.
 RAW_BYTES = 2**20
+# What unpacks to no more is read whatever it was packed from: it costs a second, and small files pack oddly.
+SMALL_BYTES = 64 * 2**20
 
 Beat = Callable[[float | None], None]
 
@@ -86,7 +88,7 @@ class Source:
         self._beat = beat
         self._digest = hashlib.sha256()
         self._pushed = b""
-        self._num_out = 0
+        self._num_unpacked = 0
         self.num_bytes = 0
         try:
             self._before = _identity(self._fd)
@@ -126,13 +128,8 @@ class Source:
         while missing and (part := self._read_part(min(missing, RAW_BYTES))):
             parts.append(part)
             missing -= len(part)
-            self._num_out += len(part)
-            if self._unpacker and self._num_out > self._limits.max_uncompressed_bytes:
-                raise DataError(
-                    "too_large",
-                    f"{self.name} unpacks to more than {self._limits.max_uncompressed_bytes:,} bytes",
-                    remedy="split it, or raise data.max_uncompressed_bytes",
-                )
+            if self._unpacker:
+                self.unpacks_to(len(part))
         self._beat(self._done_share())
         return b"".join(parts)
 
@@ -141,6 +138,23 @@ class Source:
         head = self.read(size)
         self._pushed = head + self._pushed
         return head
+
+    def unpacks_to(self, num_bytes: int) -> None:
+        """Counts what came out of the file, or will, here or in a reader whose format packs. Raises too_large."""
+        self._num_unpacked += num_bytes
+        if self._num_unpacked > self._limits.max_uncompressed_bytes:
+            raise DataError(
+                "too_large",
+                f"{self.name} unpacks to more than {self._limits.max_uncompressed_bytes:,} bytes",
+                remedy="split it, or raise data.max_uncompressed_bytes",
+            )
+        size, ratio = self._before[1], self._limits.max_unpack_ratio
+        if self._num_unpacked > max(SMALL_BYTES, ratio * size):
+            raise DataError(
+                "too_large",
+                f"{self.name} has {size:,} bytes and unpacks to more than {ratio:,} times as many",
+                remedy="look what made it: telemetry packs less; or raise data.max_unpack_ratio",
+            )
 
     def finish(self) -> None:
         """Reads to the end of the raw file and raises DatasetChanged if it is not the file that was opened."""

@@ -111,6 +111,10 @@ class _Member(Source):
         self._position -= len(data)
         return data
 
+    def unpacks_to(self, num_bytes: int) -> None:
+        """Counts for the archive: what all its members come to is bounded."""
+        self._archive.unpacks_to(num_bytes)
+
 
 def _unpacked(source: Source, spill_dir: str | None) -> Iterator[_Member]:
     """The members, whose content lasts as long as this goes on; all entries are looked at before the first."""
