@@ -387,6 +387,30 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     assert peaks[1] - peaks[0] < 16
 
 
+# What a server spares for reading. The interpreter with numpy, pandas and pyarrow takes 110 to 140 of it.
+MAX_PEAK_MIB = 250
+
+
+def test_memory_is_bounded_where_rows_are_as_short_as_they_can_be(tmp_path):
+    path = tmp_path / "short.csv"
+    path.write_bytes(b"1\n3\n" * 6_000_000)
+    num_rows, peak = peak_mib(path, tmp_path)
+    assert num_rows == 12_000_000
+    assert peak < MAX_PEAK_MIB
+
+
+def test_memory_is_bounded_where_a_parquet_file_is_one_group_of_rows(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    path, rng = tmp_path / "group.parquet", np.random.default_rng(7)
+    columns = {f"m{k}": rng.normal(size=3_000_000) for k in range(12)}
+    parquet.write_table(arrow.table(columns), path, row_group_size=3_000_000)
+    assert path.stat().st_size > MAX_PEAK_MIB * 2**20
+    num_rows, peak = peak_mib(path, tmp_path)
+    assert num_rows == 3_000_000
+    assert peak < MAX_PEAK_MIB
+
+
 # What the csv module and float() find in real files, without any of the product's code.
 REAL_FILES = [
     ("smd/machine-1-6_train.csv.gz", ",", 0, [], 38, 5),

@@ -16,6 +16,8 @@ from retraind.errors import DataError
 UTF8_BOM = b"\xef\xbb\xbf"
 # Ctrl-Z ends a text file under CP/M and DOS; some loggers still write it.
 CTRL_Z = b"\x1a"
+# What is known of each line takes more memory than a short line itself: a block has no more of them than this.
+MAX_BLOCK_LINES = 2**17
 
 
 class Content(Protocol):
@@ -50,9 +52,21 @@ class LineBlock:
         start = int(self.ends[index - 1]) + 1 if index else 0
         return LineBlock(self.data[start:], self.ends[index:] - start, self.first_line + index, self.is_cut)
 
+    def parts(self) -> Iterator["LineBlock"]:
+        """Itself, or the same lines in blocks of at most MAX_BLOCK_LINES."""
+        num_lines = len(self.ends)
+        if num_lines <= MAX_BLOCK_LINES:
+            yield self
+            return
+        for first in range(0, num_lines, MAX_BLOCK_LINES):
+            stop = min(first + MAX_BLOCK_LINES, num_lines)
+            begin = int(self.ends[first - 1]) + 1 if first else 0
+            data = self.data[begin : int(self.ends[stop - 1]) + 1]
+            yield LineBlock(data, self.ends[first:stop] - begin, self.first_line + first)
+
 
 def cut_lines(source: Content, block_bytes: int, max_line_bytes: int) -> Iterator[LineBlock]:
-    """The content as blocks of about `block_bytes`, or of one line where a line is longer."""
+    """The content as blocks of about `block_bytes` and MAX_BLOCK_LINES, or of one line where a line is longer."""
     line_number, carry, newline = 1, b"", b""
     while True:
         chunk = source.read(block_bytes)
@@ -66,7 +80,7 @@ def cut_lines(source: Content, block_bytes: int, max_line_bytes: int) -> Iterato
         if end:
             block = _block(head + end, line_number, newline, max_line_bytes)
             line_number += len(block.ends)
-            yield block
+            yield from block.parts()
         carry = rest
     last = carry.rstrip(CTRL_Z)
     if last.strip():

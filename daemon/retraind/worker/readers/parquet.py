@@ -18,6 +18,7 @@ from retraind.worker.readers.source import Source
 MAGIC, ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 MAX_SPOOLED_BYTES = 16 * 2**20
 FLOAT_BYTES = 8
+MIN_BUFFER_BYTES = 2**14
 
 
 class ParquetReader(ArrowTableReader):
@@ -33,7 +34,7 @@ class ParquetReader(ArrowTableReader):
                 file.write(block)
             _check_end(file)
             with self.errors():
-                table = self.arrow.parquet.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
+                table = self._opened(file)
                 schema = table.schema_arrow
             yield schema
             _check_sizes(table.metadata, len(self.numeric_names), source)
@@ -45,6 +46,15 @@ class ParquetReader(ArrowTableReader):
                 if batch is None:
                     return
                 yield batch
+
+    def _opened(self, file: IO[bytes]) -> Any:
+        """The columns are read through a buffer each, or pyarrow would hold a whole group of rows, packed."""
+        library = self.arrow.parquet
+        metadata = library.read_metadata(file)
+        buffer_bytes = max(MIN_BUFFER_BYTES, BLOCK_BYTES // max(1, metadata.num_columns))
+        return library.ParquetFile(
+            file, metadata=metadata, pre_buffer=False, buffer_size=buffer_bytes, page_checksum_verification=True
+        )
 
 
 def _check_end(file: IO[bytes]) -> None:
