@@ -1,11 +1,14 @@
 """Room on the disks: what is kept in done/, and a floor below which nothing is started."""
 
+import io
 import signal
 import subprocess
 import urllib.error
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from harness import Service, eventually
 
@@ -45,22 +48,33 @@ def test_the_newest_bytes_are_kept_however_old_the_producer_says_they_are(make_s
     assert service.names("done") == ["last.csv", "third.csv"]
 
 
-@pytest.fixture
-def small_models(tmp_path: Path) -> Iterator[Path]:
-    """A filesystem of 8 MiB where models.dir belongs."""
-    path = tmp_path / "models"
+@contextmanager
+def filesystem_of(num_mib: int, path: Path) -> Iterator[Path]:
+    """A small filesystem at `path`."""
     path.mkdir()
     try:
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(path)], capture_output=True, check=False
-        )
-        is_mounted = done.returncode == 0
+        command = ["mount", "-t", "tmpfs", "-o", f"size={num_mib}m", "none", str(path)]
+        is_mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
         is_mounted = False
     if not is_mounted:
         pytest.skip("no tmpfs can be mounted here: that needs root")
     yield path
     subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.fixture
+def small_models(tmp_path: Path) -> Iterator[Path]:
+    """Where models.dir belongs."""
+    with filesystem_of(8, tmp_path / "models") as path:
+        yield path
+
+
+@pytest.fixture
+def small_state(tmp_path: Path) -> Iterator[Path]:
+    """Where state.dir belongs."""
+    with filesystem_of(80, tmp_path / "state") as path:
+        yield path
 
 
 def is_ready(service: Service) -> bool:
@@ -112,3 +126,32 @@ def test_a_floor_that_is_lowered_counts_at_the_reload(service: Service) -> None:
     service.signal(signal.SIGHUP)
     service.wait_for_state("a.csv", "published")
     assert service.metric("retraind_fault", fault="low_disk") == 0
+
+
+def array_of(num_mib: int, *, is_fortran: bool) -> bytes:
+    """A .npy file of one byte a value, which takes four in the cache of rows."""
+    head = io.BytesIO()
+    facts = {"descr": "|i1", "fortran_order": is_fortran, "shape": (num_mib * MIB // 8, 8)}
+    np.lib.format.write_array_header_1_0(head, facts)
+    return head.getvalue() + np.random.default_rng(5).bytes(num_mib * MIB)
+
+
+@pytest.mark.usefixtures("small_state")
+def test_a_dataset_for_which_there_is_too_little_room_waits_alone(make_service) -> None:
+    service = make_service(fake=False, limits={"min_free_bytes": MIB}).start()
+    service.drop("large.npy", array_of(24, is_fortran=False), mtime=1)
+    service.drop("never.npy", array_of(81, is_fortran=True), mtime=2)
+    service.drop("small.csv", "a,b\n" + "".join(f"{row},{row % 7}\n" for row in range(300)), mtime=3)
+    service.wait_for_state("small.csv", "published")
+    states = service.states()
+    assert (states.pop("small.csv"), states.pop("never.npy")) == ("published", "quarantined")
+    assert states["large.npy"] in {"deferred", "running"}
+    reason = service.reason("never.npy")
+    assert reason["code"] == "too_large"
+    assert "state.dir" in str(reason["remedy"])
+    eventually(lambda: service.states()["large.npy"] == "deferred")
+    [job] = [job for job in service.jobs() if job["name"] == "large.npy"]
+    assert job["attempts"] == 0
+    assert job["reason"]["code"] == "disk_full"
+    assert service.metric("retraind_fault", fault="disk") == 0
+    assert (service.spool / "active" / str(job["id"]) / "large.npy").exists()

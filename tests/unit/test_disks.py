@@ -38,6 +38,14 @@ def test_a_filesystem_is_asked_for_what_a_user_can_write(tmp_path: Path) -> None
     assert ask(tmp_path / "gone") is None
 
 
+def test_room_for_a_job_is_a_little_and_the_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, floor, has_room in ((2**26, 0, True), (2**26 - 1, 0, False), (2**26, 2**26 + 1, False)):
+        monkeypatch.setattr(disks, "ask", lambda _, free=free: Space(free, 2**40))
+        assert disks.has_room(tmp_path, floor) is has_room
+    monkeypatch.setattr(disks, "ask", lambda _: None)
+    assert not disks.has_room(tmp_path, 0)
+
+
 class Machine:
     """Three filesystems whose free bytes the test decides; None is one that can not be asked."""
 

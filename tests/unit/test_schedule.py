@@ -21,6 +21,7 @@ NO_READER = errors.ReaderMissing("no_reader", "no pyarrow")
 ASKED_TO_STOP = errors.Interrupted("terminated", "stopped")
 NO_MEMORY = errors.ResourceError("out_of_memory", "no room")
 DIVERGED = errors.TrainingError("diverged", "loss 1e9")
+FULL = errors.HostError("disk_full", "no space left")
 CRASHED = errors.WorkerLost("worker_crash", "SIGSEGV")
 
 
@@ -65,10 +66,18 @@ def test_the_error_decides_what_becomes_of_the_job(
 
 
 @pytest.mark.parametrize(("age", "pause"), [(0, 1), (-3600, 1), (1, 1), (7, 7), (300, 300), (86_400, 600)])
-def test_what_waits_for_its_reader_waits_as_long_again_as_it_is_old(age: float, pause: float) -> None:
+def test_what_waits_alone_waits_as_long_again_as_it_is_old(age: float, pause: float) -> None:
     job = running(1)
     job = msgspec.structs.replace(job, updated_at=job.created_at + timedelta(seconds=age))
     assert next_step(job, NO_READER, CONFIG, 0).pause_seconds == pause
+    assert next_step(job, FULL, CONFIG, 5, has_room=True).pause_seconds == pause
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_a_disk_that_is_full_holds_the_others_unless_there_is_room_again(*, has_room: bool) -> None:
+    step = next_step(running(3), FULL, CONFIG, num_deferrals=0, has_room=has_room)
+    assert (step.state.value, step.attempts, step.holds_queue) == ("deferred", 2, not has_room)
+    assert next_step(running(3), NO_GPU, CONFIG, num_deferrals=0, has_room=has_room).holds_queue
 
 
 def test_the_table_covers_every_disposition_of_an_attempt() -> None:

@@ -14,7 +14,7 @@ from retraind import events
 from retraind.config import Config, settings_fingerprint
 from retraind.errors import HostError, RetraindError
 from retraind.job import Job, JobState, Order, advance
-from retraind.supervisor import schedule
+from retraind.supervisor import disks, schedule
 from retraind.supervisor.account import describe_gpu
 from retraind.supervisor.child import Child, Outcome
 from retraind.supervisor.faults import OF_WORKER, Faults
@@ -162,7 +162,8 @@ class Attempt:
             self._after_error(job, outcome.error, config, now)
 
     def _after_error(self, job: Job, error: RetraindError, config: Config, now: float) -> None:
-        step = schedule.next_step(job, error, config, self._num_deferrals)
+        has_room = disks.has_room(self._ledger.state_dir, config.limits.min_free_bytes)
+        step = schedule.next_step(job, error, config, self._num_deferrals, has_room=has_room)
         job = advance(
             job,
             step.state,

@@ -14,6 +14,8 @@ from retraind.supervisor.metrics import Metrics, Space
 
 # Three system calls: often enough for what a running job writes, too seldom to be seen in the service's load.
 _LOOK_SECONDS = 2.0
+# What an attempt at a small file takes. The worker's check host.disk asks for as much before each job.
+_JOB_BYTES = 64 * 2**20
 # A filesystem that was low must have a tenth more than the floor, or a job that frees little would start and stop it.
 _SHARE_MORE = 10
 
@@ -25,6 +27,12 @@ def ask(directory: Path) -> Space | None:
     except OSError:
         return None
     return Space(facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize)
+
+
+def has_room(directory: Path, floor_bytes: int) -> bool:
+    """Whether a job could be started there now, by what is free."""
+    space = ask(directory)
+    return space is not None and space.free >= max(_JOB_BYTES, floor_bytes)
 
 
 def is_low(free_bytes: int, floor_bytes: int, *, was_low: bool) -> bool:

@@ -8,6 +8,7 @@ columns mean is `arrowtable`'s. Raises DataError truncated, malformed, too_large
 
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from retraind.errors import DataError
@@ -32,7 +33,7 @@ class ArrowIpcReader(ArrowTableReader):
     format = "arrow"
     what = "Apache Arrow file"
 
-    def parts(self, source: Source, spill_dir: str | None) -> Iterator[Any]:  # noqa: ARG002
+    def parts(self, source: Source, spill_dir: Path | None) -> Iterator[Any]:  # noqa: ARG002
         """The schema, then the batches as they were written."""
         messages = _Messages(source)
         with self.errors():

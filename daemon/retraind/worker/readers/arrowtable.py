@@ -40,7 +40,7 @@ class ArrowTableReader:
 
     def __init__(self, source: Source, limits: DataConfig, spill_dir: Path | None) -> None:
         self.arrow = _library(source.name, self.what)
-        parts = self.parts(source, None if spill_dir is None else str(spill_dir))
+        parts = self.parts(source, spill_dir)
         schema = next(parts)
         with self.errors():
             names = schema.names  # not UTF-8 in a damaged file
@@ -54,7 +54,7 @@ class ArrowTableReader:
         kinds = {None: "text", True: "number", False: "empty"}
         self.columns = [Column(name, kinds[is_filled.get(index)]) for index, name in enumerate(self._names)]
 
-    def parts(self, source: Source, spill_dir: str | None) -> Iterator[Any]:
+    def parts(self, source: Source, spill_dir: Path | None) -> Iterator[Any]:
         """The schema; then, once `numeric_names` are known from it, batches of rows that have at least those."""
         raise NotImplementedError
 

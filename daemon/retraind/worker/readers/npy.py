@@ -9,7 +9,6 @@ no_rows, unsupported_format. Format: numpy.lib.format's documentation, versions 
 # ruff: noqa: N803, N806  (arrays carry their shape)
 
 import io
-import tempfile
 import tokenize
 import warnings
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from retraind.config import DataConfig
 from retraind.errors import DataError
+from retraind.worker.readers import spill
 from retraind.worker.readers.columns import Column, position_names
 from retraind.worker.readers.tally import Tally
 
@@ -30,8 +30,6 @@ MAGIC = b"\x93NUMPY"
 BLOCK_BYTES = 4 * 2**20
 # numpy's own bound for a header that is evaluated; a header of plain columns has about a hundred bytes.
 MAX_HEADER_BYTES = 10_000
-# A Fortran array up to this size is turned in memory, a larger one on disk.
-MAX_SPOOLED_BYTES = 16 * 2**20
 
 Floats = NDArray[np.float64]
 
@@ -85,9 +83,8 @@ class NpyReader:
         self._check_end()
 
     def _fortran_blocks(self) -> Iterator[Floats]:
-        spill_dir = None if self._spill_dir is None else str(self._spill_dir)
-        with tempfile.SpooledTemporaryFile(MAX_SPOOLED_BYTES, dir=spill_dir) as file:
-            num_values = self._num_rows * self._num_columns
+        num_values = self._num_rows * self._num_columns
+        with spill.opened(self._spill_dir, num_values * self._dtype.itemsize) as file:
             step = BLOCK_BYTES // self._dtype.itemsize
             for start in range(0, num_values, step):
                 file.write(self._take(min(step, num_values - start)))

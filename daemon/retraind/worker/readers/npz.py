@@ -7,7 +7,6 @@ DataError shape, object_dtype, no_numeric, truncated, malformed, too_large, unsu
 
 import io
 import struct
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from retraind.printable import printable
 from retraind.worker.readers import npy
 from retraind.worker.readers.columns import Column, listed
 from retraind.worker.readers.source import Source
+from retraind.worker.readers.spill import copied
 
 MAGIC = b"PK\x03\x04"
 SUFFIX = ".npy"
@@ -60,7 +60,7 @@ class _Archive:
     def __init__(self, source: Source, spill_dir: Path | None) -> None:
         self.names: list[str] = []
         self.ignored: list[str] = []
-        self._blocks = self._unpacked(source, None if spill_dir is None else str(spill_dir))
+        self._blocks = self._unpacked(source, spill_dir)
         self._pushed = b""
 
     def read(self, size: int) -> bytes:
@@ -79,10 +79,8 @@ class _Archive:
         self._pushed = data + self._pushed
         return data
 
-    def _unpacked(self, source: Source, spill_dir: str | None) -> Iterator[bytes]:
-        with tempfile.SpooledTemporaryFile(npy.MAX_SPOOLED_BYTES, dir=spill_dir) as file:
-            while block := source.read(npy.BLOCK_BYTES):
-                file.write(block)
+    def _unpacked(self, source: Source, spill_dir: Path | None) -> Iterator[bytes]:
+        with copied(source, spill_dir) as file:
             try:
                 with zipfile.ZipFile(file) as archive:
                     yield from self._table(archive, source)

@@ -6,17 +6,17 @@ encrypted file, and what `arrowtable` raises.
 """
 
 import os
-import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any
 
 from retraind.errors import DataError
 from retraind.worker.readers.arrowtable import BLOCK_BYTES, MAX_GROUP_BYTES, ArrowTableReader
 from retraind.worker.readers.columns import SAMPLE_ROWS
 from retraind.worker.readers.source import Source
+from retraind.worker.readers.spill import copied
 
 MAGIC, ENCRYPTED_MAGIC = b"PAR1", b"PARE"
-MAX_SPOOLED_BYTES = 16 * 2**20
 FLOAT_BYTES = 8
 MIN_BUFFER_BYTES = 2**14
 
@@ -27,11 +27,9 @@ class ParquetReader(ArrowTableReader):
     format = "parquet"
     what = "Apache Parquet file"
 
-    def parts(self, source: Source, spill_dir: str | None) -> Iterator[Any]:
+    def parts(self, source: Source, spill_dir: Path | None) -> Iterator[Any]:
         """The schema, then batches of rows, of the columns of numbers alone."""
-        with tempfile.SpooledTemporaryFile(MAX_SPOOLED_BYTES, dir=spill_dir) as file:
-            while block := source.read(BLOCK_BYTES):
-                file.write(block)
+        with copied(source, spill_dir) as file:
             _check_end(file)
             with self.errors():
                 table = self._opened(file)

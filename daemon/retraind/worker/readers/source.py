@@ -78,8 +78,9 @@ def _open_error(error: OSError, path: Path) -> IntakeError | HostError:
 class Source:
     """The content of one file, read once from the beginning to the end.
 
-    `read` and `peek` give content bytes, unpacked where the file is compressed. `finish` must be called after the last
-    read: it reads what is left, so that the digest is of the whole file, and checks that the file did not change.
+    `read` and `peek` give content bytes, unpacked where the file is compressed; `size` is that of the file itself.
+    `finish` must be called after the last read: it reads what is left, so that the digest is of the whole file, and
+    checks that the file did not change.
     """
 
     def __init__(self, path: Path, limits: DataConfig, beat: Beat = lambda _: None) -> None:
@@ -92,7 +93,8 @@ class Source:
         self.num_bytes = 0
         try:
             self._before = _identity(self._fd)
-            self._check_raw_size(self._before[1])
+            self.size = self._before[1]
+            self._check_raw_size(self.size)
             raw = self._read_raw(RAW_BYTES)
             codec = codec_of(raw)
             self._unpacker = Unpacker(codec, raw, self._read_raw) if codec else None
@@ -148,11 +150,11 @@ class Source:
                 f"{self.name} unpacks to more than {self._limits.max_uncompressed_bytes:,} bytes",
                 remedy="split it, or raise data.max_uncompressed_bytes",
             )
-        size, ratio = self._before[1], self._limits.max_unpack_ratio
-        if self._num_unpacked > max(SMALL_BYTES, ratio * size):
+        ratio = self._limits.max_unpack_ratio
+        if self._num_unpacked > max(SMALL_BYTES, ratio * self.size):
             raise DataError(
                 "too_large",
-                f"{self.name} has {size:,} bytes and unpacks to more than {ratio:,} times as many",
+                f"{self.name} has {self.size:,} bytes and unpacks to more than {ratio:,} times as many",
                 remedy="look what made it: telemetry packs less; or raise data.max_unpack_ratio",
             )
 
@@ -166,8 +168,7 @@ class Source:
         return self._unpacker.read(size) if self._unpacker else self._read_raw(size)
 
     def _done_share(self) -> float | None:
-        size = self._before[1]
-        return min(1.0, self.num_bytes / size) if size else None
+        return min(1.0, self.num_bytes / self.size) if self.size else None
 
     def _read_raw(self, size: int) -> bytes:
         try:
@@ -178,7 +179,7 @@ class Source:
             ) from error
         self._digest.update(data)
         self.num_bytes += len(data)
-        if self.num_bytes > self._before[1]:  # else a writer that never stops would keep us here
+        if self.num_bytes > self.size:  # else a writer that never stops would keep us here
             self._check_unchanged(None)
         return data
 

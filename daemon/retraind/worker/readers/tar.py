@@ -11,7 +11,6 @@ too_large, missing_columns, and what the reader of a member raises, with the mem
 # ruff: noqa: N803  (arrays carry their shape)
 
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -26,6 +25,7 @@ from retraind.errors import DataError
 from retraind.printable import printable
 from retraind.worker.readers.columns import Column, match_metrics
 from retraind.worker.readers.source import Source
+from retraind.worker.readers.spill import copied
 from retraind.worker.readers.tally import Tally
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 MAGIC, MAGIC_AT = b"ustar", 257
 BLOCK_BYTES = 4 * 2**20
-MAX_SPOOLED_BYTES = 16 * 2**20
 MAX_ENTRIES = 10_000
 # Long names and the headers of pax, which tarfile holds in memory.
 MAX_HEADER_BYTES = 2**20
@@ -56,7 +55,7 @@ class TarReader:
         self, source: Source, limits: DataConfig, spill_dir: Path | None, open_reader: Callable[[Source], "Reader"]
     ) -> None:
         self._limits, self._open_reader = limits, open_reader
-        self._members = _unpacked(source, None if spill_dir is None else str(spill_dir))
+        self._members = _unpacked(source, spill_dir)
         self._first_member = next(self._members)
         self._first = self._opened(self._first_member)
         self.format = f"{self._first.format}+tar"
@@ -93,7 +92,7 @@ class _Member(Source):
     """One file of an archive, as a source of content. The digest and the descriptor are the archive's."""
 
     def __init__(self, archive: Source, file: IO[bytes], info: tarfile.TarInfo) -> None:
-        self.name, self.compression = printable(info.name), ""
+        self.name, self.compression, self.size = printable(info.name), "", info.size
         self._archive, self._file = archive, file
         self._position, self._end = info.offset_data, info.offset_data + info.size
 
@@ -116,11 +115,9 @@ class _Member(Source):
         self._archive.unpacks_to(num_bytes)
 
 
-def _unpacked(source: Source, spill_dir: str | None) -> Iterator[_Member]:
+def _unpacked(source: Source, spill_dir: Path | None) -> Iterator[_Member]:
     """The members, whose content lasts as long as this goes on; all entries are looked at before the first."""
-    with tempfile.SpooledTemporaryFile(MAX_SPOOLED_BYTES, dir=spill_dir) as file:
-        while block := source.read(BLOCK_BYTES):
-            file.write(block)
+    with copied(source, spill_dir) as file:
         for info in _members(file):
             yield _Member(source, file, info)
 
