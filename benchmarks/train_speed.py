@@ -100,7 +100,8 @@ def run_ours(path: Path, num_rows: int, epochs: int, num_threads: int, every_sec
     identity = checkpoint.identity_of(
         job="benchmark",
         dataset="",
-        shape=(num_rows, NUM_METRICS),
+        metric_names=[f"m{index:02}" for index in range(NUM_METRICS)],
+        num_rows=num_rows,
         device="cpu",
         precision="float32",
         training=decisive(settings),

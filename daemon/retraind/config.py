@@ -14,6 +14,7 @@ from msgspec import Meta
 Device = Literal["auto", "cuda", "cpu"]
 Precision = Literal["auto", "bf16", "fp16", "float32"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+ColumnKind = Literal["metric", "time", "identifier", "label", "ignore"]
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
@@ -134,6 +135,13 @@ class DataConfig(Section, frozen=True, kw_only=True):
     # Of the cells of rows that are used. What is missing is left out of training and score: a few cells cost nothing,
     # but a table of holes is not what its producer meant.
     max_missing_share: Share = 0.2
+    # What a column is follows from its name and content; these are for what can not be told so.
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    schema: dict[str, ColumnKind] = {}
+    # Programs that use the model were written for its metrics. A producer that loses a column, or a file that was meant
+    # for elsewhere, must not put a model of other inputs in its place unseen.
+    metrics: Literal["published", "own"] = "published"
 
 
 class TrainingConfig(Section, frozen=True, kw_only=True):

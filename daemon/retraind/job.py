@@ -9,6 +9,7 @@ from datetime import datetime
 
 import msgspec
 
+from retraind.column_rules import HeldTo
 from retraind.config import DataConfig, Device, Precision, PreflightConfig, TrainingConfig
 from retraind.errors import describe
 
@@ -100,6 +101,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str
     published: str = ""  # the model's directory, where a candidate is compared with what is live; empty: it is not
     preflight: PreflightConfig = PreflightConfig()
+    held_to: HeldTo | None = None
 
 
 def advance(job: Job, state: JobState, now: datetime, **changes: object) -> Job:

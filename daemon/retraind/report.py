@@ -8,6 +8,8 @@ from datetime import datetime
 
 import msgspec
 
+from retraind.column_rules import ColumnRules
+
 # Problems of single rows that a report lists in full; beyond that they are only counted.
 MAX_PROBLEMS = 20
 MAX_MOST_MISSING = 20
@@ -52,7 +54,11 @@ class Gpu(Fact, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class IgnoredColumn(Fact, frozen=True, kw_only=True):
-    """A column that is not used as a metric, and why: not_numeric, empty, time, label, identity, extra."""
+    """A column that is not used as a metric, and why.
+
+    By what it holds: not_numeric, empty. By its name: time, label, identity. By the configuration: excluded,
+    not_included. And `extra`: the metrics were given by a first file, or by the published model.
+    """
 
     name: str
     reason: str
@@ -93,6 +99,8 @@ class Dataset(Fact, frozen=True, kw_only=True):
     num_missing_cells: int = 0
     num_non_finite_cells: int = 0
     most_missing: list[MissingCells] = []  # the metrics that lack most, the worst first, at most MAX_MOST_MISSING
+    rules: ColumnRules = ColumnRules()  # by which its metrics were chosen
+    held_to: str = ""  # the version whose list of metrics it was held to; empty where it decided by itself
 
 
 class Scaler(Fact, frozen=True, kw_only=True):

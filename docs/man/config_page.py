@@ -14,12 +14,13 @@ import msgspec
 
 import roff
 from retraind import config_file
-from retraind.config import RESTART_KEYS, Config, Section
+from retraind.config import RESTART_KEYS, ColumnKind, Config, Section
 
 NAMES = frozenset(config_file.all_keys())
 _BASES = {
     int: "whole number", float: "number", bool: "true or false", Path: "path", str: "text",
     tuple[str, ...]: "list of words",
+    dict[str, ColumnKind]: f"names, each with one of {', '.join(typing.get_args(ColumnKind))}",
 }  # fmt: skip
 
 

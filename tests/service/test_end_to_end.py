@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def test_a_parquet_file_waits_for_pyarrow_while_others_are_trained_and_is_then_r
     for entry in Path(library.__file__).parents[1].iterdir():
         if not entry.name.startswith(("retraind", "__editable__", "_virtualenv", "pyarrow")):
             (site / entry.name).symlink_to(entry)
-    service = make_service(fake=False)
+    service = make_service(fake=False, data={"metrics": "own"})
     service.settings["worker"]["python"] = str(tmp_path / "venv/bin/python")
     service.write_config()
     service.start()
@@ -144,7 +145,8 @@ REFUSED = {
 }
 
 
-def test_every_kind_of_bad_file_is_quarantined_with_its_code_and_the_model_stays(real: Service, monkeypatch) -> None:
+def test_every_kind_of_bad_file_is_quarantined_with_its_code_and_the_model_stays(make_service, monkeypatch) -> None:
+    real = make_service(fake=False, data={"metrics": "own"}).start()
     mark = real.root / "executed"
     monkeypatch.setenv("RETRAIND_TEST_MARK", str(mark))
     real.drop("good.csv", good(300))
@@ -306,3 +308,41 @@ def test_inspect_shows_what_would_be_used(real: Service) -> None:
     people = real.command("inspect", str(path))
     assert people.returncode == 0
     assert "m31" in people.stdout
+
+
+def without(name: str, text: str) -> str:
+    """The table without one column."""
+    rows = [line.split(",") for line in text.splitlines()]
+    place = rows[0].index(name)
+    return "".join(",".join(cells[:place] + cells[place + 1 :]) + "\n" for cells in rows)
+
+
+def test_a_changed_set_of_columns_is_held_to_the_published_model_until_the_operator_says_otherwise(real) -> None:
+    real.drop("1.csv", good(300))
+    real.wait_for_state("1.csv", "published")
+    real.drop("2.csv", without("m17", good(300, first=300)))
+    reason = real.reason("2.csv")
+    assert reason["code"] == "missing_columns"
+    assert "are missing: m17" in reason["message"]
+    assert "000001-" in reason["message"]
+    beside = ["m32,note", *(f"{number},x" for number in range(300))]
+    lines = zip(good(300, first=600).splitlines(), beside, strict=True)
+    real.drop("3.csv", "".join(f"{line},{more}\n" for line, more in lines))
+    real.wait_for_state("3.csv", "published")
+    manifest = real.live()
+    assert manifest["metric_names"] == HEADER.split(",")
+    ignored = {column["name"]: column["reason"] for column in manifest["dataset"]["ignored_columns"]}
+    assert ignored == {"m32": "extra", "note": "not_numeric"}
+    assert manifest["dataset"]["held_to"].startswith("000001-")
+    shown = real.command("inspect", str(real.spool / "done" / "3.csv"))
+    assert re.search(r"metrics +32, as version 000002-", shown.stdout)
+    assert "m32 (extra)" in shown.stdout
+    assert real.command("inspect", str(real.spool / "quarantine" / "2.csv")).returncode == 65
+    real.settings["data"] = {"metrics": "own"}
+    real.write_config()
+    real.notified.clear()
+    real.signal(signal.SIGHUP)
+    eventually(lambda: "READY=1" in real.notifications())
+    real.drop("4.csv", without("m17", good(300, first=600)))
+    real.wait_for_state("4.csv", "published")
+    assert real.live()["metric_names"] == [name for name in HEADER.split(",") if name != "m17"]

@@ -16,7 +16,7 @@ MODULES = sorted(
 
 LAYERS = {
     **dict.fromkeys(("errors", "config", "job", "events", "report", "printable", "typed_json"), "vocabulary"),
-    **dict.fromkeys(("web_config",), "vocabulary"),
+    **dict.fromkeys(("web_config", "column_rules"), "vocabulary"),
     **dict.fromkeys(("config_file", "web_config_file", "fsio", "locks", "logs"), "ground"),
     **dict.fromkeys(("consumer",), "consumer"),
     **dict.fromkeys(("supervisor", "worker", "commands"), ""),  # by the name of the directory

@@ -22,8 +22,8 @@ OF_THE_ATTEMPTS = {"seconds": 0.0, "rows_per_second": 0.0, "num_resumes": 0}
 
 def identity(settings=TrainingConfig(), **changes):  # noqa: B008  (frozen)
     facts = {
-        "job": "20261130T225212Z-1f3a", "dataset": "ab" * 32, "shape": (577, 6), "device": "cpu",
-        "precision": "float32", "training": decisive(settings), "data": DataConfig(),
+        "job": "20261130T225212Z-1f3a", "dataset": "ab" * 32, "metric_names": list("abcdef"), "num_rows": 577,
+        "device": "cpu", "precision": "float32", "training": decisive(settings), "data": DataConfig(),
     }  # fmt: skip
     return checkpoint.identity_of(**{**facts, **changes})
 
@@ -174,7 +174,8 @@ def foreign(**changes):
     [
         (identity(job="20261130T225213Z-2b4c"), "job"),
         (identity(dataset="cd" * 32), "dataset"),
-        (identity(shape=(576, 6)), "num_rows"),
+        (identity(num_rows=576), "num_rows"),
+        (identity(metric_names=list("abcdeg")), "metric_names"),
         (identity(device="cuda"), "device"),
         (identity(precision="bf16"), "precision"),
         (identity(data=DataConfig(max_bad_share=0.5)), "data.max_bad_share"),

@@ -145,7 +145,11 @@ def test_several_files_are_one_dataset_matched_by_name(tmp_path):
     assert dataset.format == "csv, jsonl+gzip"
     assert dataset.num_bytes == sum(p.stat().st_size for p in (first, second, third))
     assert dataset.metric_names == ["a", "b"]
-    assert [(c.name, c.reason) for c in dataset.ignored_columns] == [("ts", "time"), ("note", "extra"), ("c", "extra")]
+    assert [(c.name, c.reason) for c in dataset.ignored_columns] == [
+        ("ts", "time"),
+        ("note", "not_numeric"),
+        ("c", "extra"),
+    ]
     assert (dataset.num_rows, dataset.num_missing_cells) == (102, 1)
     assert ingested.scaler.centre == [50.5, 150.0]
     expected = np.stack([np.arange(102.0) - 50.5, np.append(np.arange(101.0) - 50, np.nan)], axis=1)
@@ -165,11 +169,17 @@ def test_a_later_file_without_a_metric_is_refused_by_its_name(tmp_path):
     assert "2.csv" in raised.value.message
 
 
-def test_words_in_a_later_file_are_no_numbers(tmp_path):
+def test_a_metric_that_is_text_in_a_later_file_is_refused_in_any_format(tmp_path):
     first = write_csv(tmp_path / "1.csv", {"up": [0, 1] * 50, "a": range(100)})
     second = write_csv(tmp_path / "2.csv", {"up": ["TRUE", "FALSE"] * 8, "a": range(16)})
-    dataset, _ = describe([first, second], LIMITS)
-    assert (dataset.num_rows, dataset.num_dropped["not_a_number"]) == (100, 16)
+    third = tmp_path / "3.lp"
+    third.write_text("".join(f"m up=true,a={i} {1_700_000_000 + i}000000000\n" for i in range(16)))
+    for later, prefix in ((second, ""), (third, "m.")):
+        write_csv(first, {f"{prefix}up": [0, 1] * 50, f"{prefix}a": range(100)})
+        with pytest.raises(DataError) as raised:
+            describe([first, later], LIMITS)
+        assert raised.value.code == "no_numeric"
+        assert f"hold text: {prefix}up" in raised.value.message
 
 
 def test_too_many_bad_rows_are_refused_at_the_first(tmp_path):

@@ -6,6 +6,8 @@ from retraind.commands import screen
 from retraind.config import Config
 from retraind.errors import RetraindError
 from retraind.report import Dataset, Scaler
+from retraind.supervisor import versions
+from retraind.supervisor.publish import Publisher
 from retraind.supervisor.schedule import reason_of
 from retraind.worker import ingest
 
@@ -13,7 +15,8 @@ from retraind.worker import ingest
 def inspect(config: Config, files: list[Path], *, as_json: bool) -> int:
     """Prints what was understood; 0, or the exit status of the error, 65 for a dataset that would be refused."""
     try:
-        dataset, scaler = ingest.describe(files, config.data)
+        live = Publisher(config.models.dir, config.models.name).live()
+        dataset, scaler = ingest.describe(files, config.data, held_to=versions.held_to(live, config.data))
     except RetraindError as error:
         if not as_json:
             raise
@@ -46,7 +49,7 @@ def _print(dataset: Dataset, scaler: Scaler) -> None:
             ("rows used", f"{dataset.num_rows:,}"),
             ("rows dropped", dropped),
             ("cells missing", _missing(dataset)),
-            ("metrics", len(dataset.metric_names)),
+            ("metrics", f"{len(dataset.metric_names)}{', as version ' + dataset.held_to if dataset.held_to else ''}"),
             ("ignored", ", ".join(f"{column.name} ({column.reason})" for column in dataset.ignored_columns) or "none"),
         ]
     )

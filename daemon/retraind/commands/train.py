@@ -15,13 +15,14 @@ from pathlib import Path
 import msgspec
 
 from retraind import events, typed_json
+from retraind.column_rules import HeldTo
 from retraind.commands import screen
 from retraind.config import Config
 from retraind.errors import PublishError
 from retraind.job import Job, JobState, Order
 from retraind.printable import printable
 from retraind.report import Candidate, Manifest
-from retraind.supervisor import gate, schedule, status
+from retraind.supervisor import gate, schedule, status, versions
 from retraind.supervisor.build import CandidateDamaged
 from retraind.supervisor.child import Child, Outcome
 from retraind.supervisor.publish import WAIT_SECONDS, Publisher
@@ -35,7 +36,8 @@ def train(config: Config, files: list[Path], *, as_json: bool) -> int:
     publisher.open()
     job = new_job(files, datetime.now(UTC))
     with tempfile.TemporaryDirectory(prefix="retraind-") as work:
-        _attempt_until_done(job, config, files, Path(work), quiet=as_json)
+        order = _order(job, config, files, Path(work), versions.held_to(publisher.live(), config.data))
+        _attempt_until_done(job, config, order, quiet=as_json)
         candidate = typed_json.decode((Path(work) / "candidate.json").read_bytes(), Candidate)
         criteria = gate.judge(candidate, config.gate)
         if reasons := gate.objections(criteria):
@@ -62,10 +64,27 @@ def new_job(files: list[Path], now: datetime) -> Job:
     return Job(id=job_id, name=name, state=JobState.RUNNING, created_at=now, updated_at=now, attempts=1)
 
 
-def _attempt_until_done(job: Job, config: Config, files: list[Path], work: Path, *, quiet: bool) -> None:
+def _order(job: Job, config: Config, files: list[Path], work: Path, held: HeldTo | None) -> Order:
+    return Order(
+        job=job.id,
+        attempt=job.attempts,
+        datasets=[str(file) for file in files],
+        work_dir=str(work),
+        socket=str(work / "events.sock"),
+        device=config.device,
+        training=config.training,
+        data=config.data,
+        preflight=config.preflight,
+        log_level=config.log.level if config.log.level != "info" else "warning",  # progress says the rest
+        published=str(Path(config.models.dir) / config.models.name),
+        held_to=held,
+    )
+
+
+def _attempt_until_done(job: Job, config: Config, order: Order, *, quiet: bool) -> None:
     """Attempts by the service's own table of dispositions, without its pauses. Raises the error that ends the job."""
     while True:
-        error = _attempt(job, config, files, work, quiet=quiet).error
+        error = _attempt(job, config, order, quiet=quiet).error
         if error is None:
             return
         step = schedule.next_step(job, error, config, 0)
@@ -76,20 +95,9 @@ def _attempt_until_done(job: Job, config: Config, files: list[Path], work: Path,
         job = msgspec.structs.replace(job, **changes)
 
 
-def _attempt(job: Job, config: Config, files: list[Path], work: Path, *, quiet: bool) -> Outcome:
-    order = Order(
-        job=job.id,
-        attempt=job.attempts,
-        datasets=[str(file) for file in files],
-        work_dir=str(work),
-        socket=str(work / "events.sock"),
-        device=config.device,
-        training=schedule.lowered(config.training, job),
-        data=config.data,
-        preflight=config.preflight,
-        log_level=config.log.level if config.log.level != "info" else "warning",  # progress says the rest
-        published=str(Path(config.models.dir) / config.models.name),
-    )
+def _attempt(job: Job, config: Config, order: Order, *, quiet: bool) -> Outcome:
+    training = schedule.lowered(config.training, job)
+    order = msgspec.structs.replace(order, attempt=job.attempts, training=training)
     child = Child(order, config.worker.python, config.worker)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: child.stop(time.monotonic()))

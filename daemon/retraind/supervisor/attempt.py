@@ -80,6 +80,7 @@ class Attempt:
             preflight=config.preflight,
             log_level=config.log.level,
             published=str(Path(config.models.dir) / config.models.name),
+            held_to=self._filing.held_to(config.data),
         )
 
     def tend(self, config: Config, now: float) -> None:

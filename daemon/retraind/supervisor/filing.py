@@ -9,11 +9,12 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from retraind.config import Config
+from retraind.column_rules import HeldTo
+from retraind.config import Config, DataConfig
 from retraind.errors import PublishError
 from retraind.job import Job, JobState, Reason, advance
 from retraind.report import Candidate, Criterion
-from retraind.supervisor import gate
+from retraind.supervisor import gate, versions
 from retraind.supervisor.build import CandidateDamaged
 from retraind.supervisor.history import sequence_of
 from retraind.supervisor.hook import Hook
@@ -43,6 +44,10 @@ class Filing:
     def is_owed(self) -> bool:
         """True while something waits here."""
         return bool(self.unfiled) or self.trained() is not None
+
+    def held_to(self, data: DataConfig) -> HeldTo | None:
+        """The metrics of the live version, where the next dataset must have them."""
+        return versions.held_to(self._publisher.live(), data)
 
     def publish(self, config: Config) -> None:
         """Judges and publishes the oldest trained job, if there is one. Raises PublishError."""

@@ -10,6 +10,8 @@ import stat
 from pathlib import Path
 
 from retraind import fsio, typed_json
+from retraind.column_rules import HeldTo, rules_of
+from retraind.config import DataConfig
 from retraind.report import Manifest, SiblingFile
 from retraind.supervisor.history import History, sequence_of
 
@@ -51,6 +53,16 @@ def read_manifest(version_dir: Path) -> Manifest | None:
         return typed_json.decode((version_dir / "manifest.json").read_bytes(), Manifest)
     except (OSError, typed_json.Malformed):
         return None
+
+
+def held_to(live: Manifest | None, data: DataConfig) -> HeldTo | None:
+    """The metrics that the next dataset must have: the live version's, None where it decides by itself.
+
+    They hold as long as nobody changed the rules by which they were chosen: that asks for a model of other metrics.
+    """
+    if live is None or data.metrics == "own" or live.dataset.rules != rules_of(data):
+        return None
+    return HeldTo(version=live.version, metric_names=live.metric_names)
 
 
 def list_versions(home: Path) -> list[Manifest]:

@@ -26,7 +26,7 @@ from retraind.config import DataConfig
 log = logging.getLogger(__name__)
 
 # Raised whenever the meaning of the state changes: an older file is then not gone on from.
-SCHEMA = 2
+SCHEMA = 3
 # What training says of itself: names to numbers, tensors, and lists and dictionaries of them.
 State = dict[str, Any]
 _DIGEST_BYTES = 64
@@ -39,8 +39,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     torch: str  # major.minor: its kernels decide the last bits
     job: str
     dataset: str  # sha256 of the content
+    metric_names: list[str]
     num_rows: int
-    num_metrics: int
     device: str
     precision: str  # in force, not as asked for
     training: dict[str, object]  # what decides the weights: config.decisive
@@ -51,20 +51,21 @@ def identity_of(
     *,
     job: str,
     dataset: str,
-    shape: tuple[int, int],
+    metric_names: list[str],
+    num_rows: int,
     device: str,
     precision: str,
     training: dict[str, object],
     data: DataConfig,
 ) -> Identity:
-    """The identity of a training by this torch; `shape` is that of the rows to train on."""
+    """The identity of a training by this torch; `num_rows` are those to train on."""
     return Identity(
         schema=SCHEMA,
         torch=".".join(str(torch.__version__).split(".")[:2]),
         job=job,
         dataset=dataset,
-        num_rows=shape[0],
-        num_metrics=shape[1],
+        metric_names=metric_names,
+        num_rows=num_rows,
         device=device,
         precision=precision,
         training=training,

@@ -20,11 +20,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from retraind.column_rules import ColumnRules, HeldTo, rules_of
 from retraind.config import DataConfig
 from retraind.errors import DataError, HostError
 from retraind.report import MAX_MOST_MISSING, MAX_PROBLEMS, Dataset, IgnoredColumn, MissingCells, Problem, Scaler
 from retraind.worker.readers import HOW_TO_COLLECT, open_reader
-from retraind.worker.readers.columns import choose_metrics, listed, match_metrics
+from retraind.worker.readers.columns import Column, choose_metrics, listed, match_metrics
 from retraind.worker.readers.source import RAW_BYTES, Beat, Source, open_regular
 from retraind.worker.readers.tally import REASONS, Tally
 from retraind.worker.rowcache import RowCache, RowCacheWriter
@@ -46,6 +47,8 @@ class Ingested:
 class _Account:
     """What is known of the files read so far."""
 
+    rules: ColumnRules
+    held_to: str = ""
     names: list[str] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     formats: list[str] = field(default_factory=list)
@@ -93,25 +96,32 @@ class _Account:
             num_missing_cells=self.num_missing_cells,
             num_non_finite_cells=self.num_non_finite_cells,
             most_missing=self.most_missing(),
+            rules=self.rules,
+            held_to=self.held_to,
         )
 
 
-def ingest(paths: Sequence[Path], work_dir: Path, limits: DataConfig, beat: Beat) -> Ingested:
+def ingest(
+    paths: Sequence[Path], work_dir: Path, limits: DataConfig, beat: Beat, held_to: HeldTo | None = None
+) -> Ingested:
     """Reads `paths` as one dataset and leaves its scaled rows as rows.f32 in `work_dir`.
 
-    A path is a file, or a directory that holds one file. Columns of later files are matched by name to the first's.
+    A path is a file, or a directory that holds one file. Columns of later files are matched by name to the first's, and
+    the first's to the list that it is held to, if there is one.
     `beat` gets the share of the input that is done at least once a block and may raise. On an error no cache is left.
     """
     with host_errors(work_dir), RowCacheWriter(work_dir / CACHE_NAME) as writer:
-        account = _read(paths, limits, beat, writer.append, work_dir)
+        account = _read(paths, limits, beat, writer.append, work_dir, held_to)
         scaler = account.moments.scaler()
         rows = writer.finish(account.moments, beat)
     return Ingested(account.dataset(), scaler, rows)
 
 
-def describe(paths: Sequence[Path], limits: DataConfig, beat: Beat = lambda _: None) -> tuple[Dataset, Scaler]:
+def describe(
+    paths: Sequence[Path], limits: DataConfig, beat: Beat = lambda _: None, held_to: HeldTo | None = None
+) -> tuple[Dataset, Scaler]:
     """What `ingest` would make of the files, by the same reading and with the same errors, without a cache."""
-    account = _read(paths, limits, beat, lambda _rows, _moments: None, None)
+    account = _read(paths, limits, beat, lambda _rows, _moments: None, None, held_to)
     return account.dataset(), account.moments.scaler()
 
 
@@ -121,9 +131,12 @@ def _read(
     beat: Beat,
     append: Callable[[NDArray[np.float64], Moments], None],
     spill_dir: Path | None,
+    held_to: HeldTo | None,
 ) -> _Account:
     """Reads all files; `append` gets each block of rows with the moments of all rows up to and with it."""
-    account = _Account()
+    account = _Account(rules_of(limits))
+    if held_to is not None:
+        account.held_to, account.metric_names = held_to.version, list(held_to.metric_names)
     for index, path in enumerate(paths):
 
         def beat_of_all(share: float | None, index: int = index) -> None:
@@ -145,8 +158,8 @@ def _read_file(
     reader = open_reader(source, limits, spill_dir)
     if account.metric_names:
         known = {column.name for column in account.ignored}
-        extra = match_metrics(reader.columns, account.metric_names, limits)
-        account.ignored += [column for column in extra if column.name not in known]
+        others = _match(reader.columns, account, limits)
+        account.ignored += [column for column in others if column.name not in known]
     else:
         account.metric_names, account.ignored = choose_metrics(reader.columns, limits)
     tally = Tally()
@@ -159,6 +172,18 @@ def _read_file(
     account.formats.append(reader.format + (f"+{source.compression}" if source.compression else ""))
     account.num_bytes += source.num_bytes
     account.add_tally(tally)
+
+
+def _match(columns: Sequence[Column], account: _Account, limits: DataConfig) -> list[IgnoredColumn]:
+    if not account.held_to:
+        return match_metrics(columns, account.metric_names, limits, whose="the first file")
+    return match_metrics(
+        columns,
+        account.metric_names,
+        limits,
+        whose=f"the published version {account.held_to}",
+        remedy="mend the producer, or set data.metrics: own if the model is to have the metrics of its file",
+    )
 
 
 def _check_rows(account: _Account, limits: DataConfig) -> None:

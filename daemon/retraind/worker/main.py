@@ -133,7 +133,8 @@ def work(order: Order, emitter: Emitter) -> events.Finished:
     load("retraind.worker.ingest", "no_numpy")
     from retraind.worker.ingest import ingest  # noqa: PLC0415  (it needs numpy and pandas)
 
-    ingested = ingest([Path(dataset) for dataset in order.datasets], work_dir, order.data, emitter.beat)
+    datasets = [Path(dataset) for dataset in order.datasets]
+    ingested = ingest(datasets, work_dir, order.data, emitter.beat, order.held_to)
     try:
         emitter.send(events.Ingested(dataset=ingested.dataset))
         found = complete(found, emitter)
@@ -183,7 +184,8 @@ def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) 
         identity = checkpoint.identity_of(
             job=order.job,
             dataset=ingested.dataset.sha256,
-            shape=(training_rows.num_rows, training_rows.num_metrics),
+            metric_names=ingested.dataset.metric_names,
+            num_rows=training_rows.num_rows,
             device=device.type,
             precision=train.precision_in_force(order.training, device),
             training=config.decisive(order.training),

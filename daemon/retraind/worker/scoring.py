@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from retraind.config import DataConfig
 from retraind.worker.detector import Detector
 from retraind.worker.readers import open_reader
-from retraind.worker.readers.columns import TIME_NAMES, match_metrics
+from retraind.worker.readers.columns import match_metrics, time_column
 from retraind.worker.readers.rowlog import Row, RowLog
 from retraind.worker.readers.source import Source
 
@@ -67,7 +67,7 @@ class ScoredFile:
         self._reader = open_reader(source, limits)
         extra = match_metrics(self._reader.columns, detector.metric_names, limits, whose="the model")
         names = [column.name for column in extra]
-        self.time_column = next((name for name in names if name.casefold() in TIME_NAMES), None)
+        self.time_column = time_column(names, limits)
         self.unused = [name for name in names if name != self.time_column]
 
     def __iter__(self) -> Iterator[list[ScoredRow]]:

@@ -1,15 +1,17 @@
 """Which columns of a file are metrics: a decision from a sample, made once and the same for the whole file.
 
-Owns the rules on names. A column is a metric if more than half of its sampled cells that are not missing are numbers:
-less would be text, and with more the other cells are errors that must be counted. Raises DataError ambiguous_columns,
-missing_columns, too_many_columns, no_numeric. Reads nothing itself.
+Owns the rules on names. The operator's word comes first: a kind in data.schema, then data.exclude. Then a column is a
+metric if its name is no time's and no label's, data.include does not leave it out, and more than half of its sampled
+cells that are not missing are numbers: less would be text, and with more the other cells are errors that must be
+counted. Raises DataError ambiguous_columns, missing_columns, too_many_columns, no_numeric. Reads nothing itself.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
-from retraind.config import DataConfig
+from retraind.config import ColumnKind, DataConfig
 from retraind.errors import DataError
 from retraind.printable import printable
 from retraind.report import IgnoredColumn
@@ -20,6 +22,10 @@ TIME_NAMES = frozenset(
     {"time", "timestamp", "ts", "epoch", "date", "datetime", "timestamp_ms", "epoch_ms", "unixtime", "unix_time"}
 )
 LABEL_NAMES = frozenset({"anomaly", "changepoint", "label", "is_anomaly"})
+# What is told of a column that the operator has given a kind.
+REASON_OF_KIND: dict[ColumnKind, str] = {
+    "metric": "", "time": "time", "identifier": "identity", "label": "label", "ignore": "excluded",
+}  # fmt: skip
 # All names travel in one event, up to twice (a constant metric is named again), and an event has at most 1 MiB.
 MAX_NAMES_BYTES = 400_000
 # Names in a message, and how much of each; the rest is counted.
@@ -58,8 +64,9 @@ def kind_of_column(num_numbers: int, num_others: int) -> str:
 def choose_metrics(columns: Sequence[Column], limits: DataConfig) -> tuple[list[str], list[IgnoredColumn]]:
     """The names of the metrics in the order of the file, and the other columns with the reason."""
     check_names([column.name for column in columns], limits)
-    reasons = {column.name: _reason_to_ignore(column) for column in columns}
+    reasons = {column.name: _reason_to_ignore(column, limits) for column in columns}
     metric_names = [name for name, reason in reasons.items() if not reason]
+    _check_asked(columns, metric_names, limits)
     if not metric_names:
         found = listed(f"{reason}: {name}" for name, reason in reasons.items())
         raise DataError(
@@ -71,19 +78,48 @@ def choose_metrics(columns: Sequence[Column], limits: DataConfig) -> tuple[list[
 
 
 def match_metrics(
-    columns: Sequence[Column], metric_names: Sequence[str], limits: DataConfig, *, whose: str = "the first file"
+    columns: Sequence[Column],
+    metric_names: Sequence[str],
+    limits: DataConfig,
+    *,
+    whose: str,
+    remedy: str = "files that are read together, or by one model, need the same metrics",
 ) -> list[IgnoredColumn]:
-    """Checks that a file has all metrics of a first one, or a model; what it has beside them is ignored as `extra`."""
-    names = [column.name for column in columns]
-    check_names(names, limits)
-    present, wanted = set(names), set(metric_names)
-    if missing := [name for name in metric_names if name not in present]:
+    """Checks that a file has all metrics of a first one, or a model; what it has beside them is ignored, with why."""
+    kinds = {column.name: column.kind for column in columns}
+    check_names([column.name for column in columns], limits)
+    wanted = set(metric_names)
+    if missing := [name for name in metric_names if name not in kinds]:
         raise DataError(
             "missing_columns",
             f"{len(missing)} metrics of {whose} are missing: {listed(missing)}",
-            remedy="files that are read together, or by one model, need the same metrics",
+            remedy=remedy,
         )
-    return [IgnoredColumn(name=name, reason="extra") for name in names if name not in wanted]
+    if texts := [name for name in metric_names if kinds[name] == "text"]:
+        raise _text_for_metrics(texts, whose)
+    others = [column for column in columns if column.name not in wanted]
+    _check_places(metric_names, others, whose)
+    return [IgnoredColumn(name=c.name, reason=_reason_to_ignore(c, limits) or "extra") for c in others]
+
+
+def _check_places(metric_names: Sequence[str], others: Sequence[Column], whose: str) -> None:
+    """Columns without names are known by their place alone: with one more, all of them may have moved."""
+    numbers = {column.name for column in others if column.kind == "number"}
+    places = set(position_names(len(metric_names) + len(others)))
+    if numbers and places.issuperset([*metric_names, *numbers]):
+        raise DataError(
+            "ambiguous_columns",
+            f"the columns have no names, and there are more of numbers than {whose} has: {listed(sorted(numbers))}",
+            remedy="write a header with names, or the same columns",
+        )
+
+
+def time_column(names: Iterable[str], limits: DataConfig) -> str | None:
+    """The column that says when a row was: the one that data.schema names, or the first by its name."""
+    known = list(names)
+    pinned = [name for name in known if limits.schema.get(name) == "time"]
+    by_name = [name for name in known if name.casefold() in TIME_NAMES and name not in limits.schema]
+    return next(iter(pinned + by_name), None)
 
 
 def check_names(names: Sequence[str], limits: DataConfig) -> None:
@@ -117,10 +153,38 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(shown[:MAX_NAMED]) + more
 
 
-def _reason_to_ignore(column: Column) -> str:
+def _reason_to_ignore(column: Column, limits: DataConfig) -> str:
+    if kind := limits.schema.get(column.name):
+        return REASON_OF_KIND[kind]
+    if any(fnmatchcase(column.name, pattern) for pattern in limits.exclude):
+        return "excluded"
     name = column.name.casefold()
     if name in LABEL_NAMES:
         return "label"
-    if column.kind == "number":
-        return "time" if name in TIME_NAMES else ""
-    return "not_numeric" if column.kind == "text" else column.kind
+    if column.kind in {"time", "identity"} or (column.kind == "number" and name in TIME_NAMES):
+        return "identity" if column.kind == "identity" else "time"
+    if limits.include and not any(fnmatchcase(column.name, pattern) for pattern in limits.include):
+        return "not_included"
+    return {"number": "", "text": "not_numeric"}.get(column.kind, column.kind)
+
+
+def _check_asked(columns: Sequence[Column], metric_names: list[str], limits: DataConfig) -> None:
+    """Raises for metrics that the operator has named and the file has not."""
+    pinned = [name for name, kind in limits.schema.items() if kind == "metric"]
+    kinds = {column.name: column.kind for column in columns}
+    missing = [name for name in pinned if name not in kinds]
+    missing += [pattern for pattern in limits.include if not any(fnmatchcase(name, pattern) for name in metric_names)]
+    if missing:
+        raise DataError(
+            "missing_columns",
+            f"no metric of the file is one that data.schema or data.include asks for: {listed(missing)}",
+            remedy="mend the producer, or the key; `retraind inspect` shows what each column is taken for",
+        )
+    if texts := [name for name in pinned if kinds[name] == "text"]:
+        raise _text_for_metrics(texts, "data.schema")
+
+
+def _text_for_metrics(names: list[str], whose: str) -> DataError:
+    return DataError(
+        "no_numeric", f"metrics of {whose} hold text: {listed(names)}", remedy="write numbers in those columns"
+    )

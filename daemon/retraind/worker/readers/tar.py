@@ -76,8 +76,13 @@ class TarReader:
                         f"this is {reader.format}, the first file of the archive is {self._first.format}",
                         remedy=REMEDY,
                     )
-                wanted = [*metric_names, *([] if tally.label is None else [tally.label])]
-                match_metrics(reader.columns, wanted, self._limits, whose="the first file of the archive")
+                match_metrics(reader.columns, metric_names, self._limits, whose="the first file of the archive")
+                if tally.label is not None and tally.label not in {column.name for column in reader.columns}:
+                    raise DataError(
+                        "missing_columns",
+                        f"the column {tally.label} of the first file of the archive is missing",
+                        remedy="give all files the same columns",
+                    )
                 onward.begin()
                 yield from reader.rows(metric_names, onward)
 
