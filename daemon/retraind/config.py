@@ -14,7 +14,7 @@ from msgspec import Meta
 Device = Literal["auto", "cuda", "cpu"]
 Precision = Literal["auto", "bf16", "fp16", "float32"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-ColumnKind = Literal["metric", "time", "identifier", "label", "ignore"]
+ColumnKind = Literal["metric", "counter", "time", "identifier", "label", "ignore"]
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
@@ -142,6 +142,8 @@ class DataConfig(Section, frozen=True, kw_only=True):
     # Programs that use the model were written for its metrics. A producer that loses a column, or a file that was meant
     # for elsewhere, must not put a model of other inputs in its place unseen.
     metrics: Literal["published", "own"] = "published"
+    # A raw counter is new in every row. But whoever feeds the model by programs of their own must then make rates, too.
+    counters: Literal["raw", "rate", "auto"] = "raw"
 
 
 class TrainingConfig(Section, frozen=True, kw_only=True):

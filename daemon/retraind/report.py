@@ -100,6 +100,7 @@ class Dataset(Fact, frozen=True, kw_only=True):
     num_non_finite_cells: int = 0
     most_missing: list[MissingCells] = []  # the metrics that lack most, the worst first, at most MAX_MOST_MISSING
     rules: ColumnRules = ColumnRules()  # by which its metrics were chosen
+    rate_metrics: list[str] = []  # counters: their values, and the scaler's, are rates per second
     held_to: str = ""  # the version whose list of metrics it was held to; empty where it decided by itself
 
 

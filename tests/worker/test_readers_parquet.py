@@ -60,8 +60,8 @@ def test_columns_of_numbers_are_metrics_whatever_their_type(tmp_path, monkeypatc
     read = Read(tmp_path, saved(columns, **options))
     assert read.format == "parquet"
     assert read.names == ["load", "temp", "rx", "price", "level"]
-    unused = dict.fromkeys(("time", "host", "up", "buckets"), "not_numeric")
-    assert read.ignored == unused | {"none": "empty"}
+    unused = dict.fromkeys(("host", "up", "buckets"), "not_numeric")
+    assert read.ignored == unused | {"none": "empty", "time": "time"}
     steps = np.arange(300)
     expected = [ROWS[:, 0], columns["temp"], (2.0**64 - steps).astype("f8"), steps / 100, steps % 3]
     np.testing.assert_allclose(read.rows, np.stack(expected, axis=1), rtol=1e-15)

@@ -150,6 +150,7 @@ def data(manifest: Manifest) -> Pairs:
         ("missing cells", _missing(dataset)),
         ("ignored columns", listed(ignored)),
         ("constant metrics", listed(dataset.constant_metrics)),
+        ("rates per second", listed(dataset.rate_metrics)),
         ("metrics", f"{len(manifest.metric_names):,}: {listed(manifest.metric_names)}"),
     ]
 

@@ -62,7 +62,7 @@ def held_to(live: Manifest | None, data: DataConfig) -> HeldTo | None:
     """
     if live is None or data.metrics == "own" or live.dataset.rules != rules_of(data):
         return None
-    return HeldTo(version=live.version, metric_names=live.metric_names)
+    return HeldTo(version=live.version, metric_names=live.metric_names, rate_metrics=live.dataset.rate_metrics)
 
 
 def list_versions(home: Path) -> list[Manifest]:

@@ -61,7 +61,8 @@ class Detector:
         """One number a row, shape (N,): above 1 is anomalous. NaN for a row without a finite value.
 
         Takes raw values, shape (N, D), in the order of metric_names; a value that is not finite is a missing one, and
-        has no part in the score. Raises ValueError for any other shape.
+        has no part in the score. Of the metrics in manifest.dataset.rate_metrics it takes rates per second, which files
+        are made to by `retraind score`. Raises ValueError for any other shape.
         """
         rows_ND = self._checked(rows_ND)
         scores_N = np.empty(len(rows_ND), np.float32)

@@ -7,7 +7,7 @@ after a power cut it is made anew.
 """
 
 # N rows of a block, D metrics
-# ruff: noqa: N806  (arrays carry their shape)
+# ruff: noqa: N803, N806  (arrays carry their shape)
 
 import errno
 import hashlib
@@ -24,8 +24,10 @@ from retraind.column_rules import ColumnRules, HeldTo, rules_of
 from retraind.config import DataConfig
 from retraind.errors import DataError, HostError
 from retraind.report import MAX_MOST_MISSING, MAX_PROBLEMS, Dataset, IgnoredColumn, MissingCells, Problem, Scaler
+from retraind.worker.rates import Rates, counters_of
 from retraind.worker.readers import HOW_TO_COLLECT, open_reader
-from retraind.worker.readers.columns import Column, choose_metrics, listed, match_metrics
+from retraind.worker.readers.columns import Column, choose_metrics, listed, match_metrics, time_column
+from retraind.worker.readers.rowtimes import TimedTally
 from retraind.worker.readers.source import RAW_BYTES, Beat, Source, open_regular
 from retraind.worker.readers.tally import REASONS, Tally
 from retraind.worker.rowcache import RowCache, RowCacheWriter
@@ -48,7 +50,8 @@ class _Account:
     """What is known of the files read so far."""
 
     rules: ColumnRules
-    held_to: str = ""
+    held_to: HeldTo | None = None
+    rates: Rates | None = None
     names: list[str] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     formats: list[str] = field(default_factory=list)
@@ -97,7 +100,8 @@ class _Account:
             num_non_finite_cells=self.num_non_finite_cells,
             most_missing=self.most_missing(),
             rules=self.rules,
-            held_to=self.held_to,
+            rate_metrics=self.rates.names if self.rates else [],
+            held_to=self.held_to.version if self.held_to else "",
         )
 
 
@@ -134,9 +138,9 @@ def _read(
     held_to: HeldTo | None,
 ) -> _Account:
     """Reads all files; `append` gets each block of rows with the moments of all rows up to and with it."""
-    account = _Account(rules_of(limits))
+    account = _Account(rules_of(limits), held_to)
     if held_to is not None:
-        account.held_to, account.metric_names = held_to.version, list(held_to.metric_names)
+        account.metric_names = list(held_to.metric_names)
     for index, path in enumerate(paths):
 
         def beat_of_all(share: float | None, index: int = index) -> None:
@@ -162,8 +166,15 @@ def _read_file(
         account.ignored += [column for column in others if column.name not in known]
     else:
         account.metric_names, account.ignored = choose_metrics(reader.columns, limits)
-    tally = Tally()
-    for rows_ND in reader.rows(account.metric_names, tally):
+    if account.rates is None:
+        counters, perhaps = counters_of(account.metric_names, limits)
+        if account.held_to:
+            counters, perhaps = account.held_to.rate_metrics, []
+        account.rates = Rates(account.metric_names, counters, perhaps)
+    beside = [column.name for column in reader.columns if column.name not in account.metric_names]
+    tally = TimedTally(time_column(beside, limits)) if account.rates.names else Tally()
+    for read_ND in reader.rows(account.metric_names, tally):
+        rows_ND = _as_rates(read_ND, tally, account.rates) if isinstance(tally, TimedTally) else read_ND
         account.moments = account.moments.merged(moments_of(rows_ND))
         append(rows_ND, account.moments)
     source.finish()
@@ -174,6 +185,16 @@ def _read_file(
     account.add_tally(tally)
 
 
+def _as_rates(read_ND: NDArray[np.float64], tally: TimedTally, rates: Rates) -> NDArray[np.float64]:
+    """A row in which nothing has a value then, as the first one of counters alone, is dropped."""
+    lines, seconds_N = tally.take()
+    rows_ND = rates.of(read_ND, seconds_N)
+    is_lost_N = np.isnan(rows_ND).all(axis=1)
+    for row in np.flatnonzero(is_lost_N).tolist():
+        tally.drop("missing", lines[row], text="counters without a value before")
+    return rows_ND[~is_lost_N]
+
+
 def _match(columns: Sequence[Column], account: _Account, limits: DataConfig) -> list[IgnoredColumn]:
     if not account.held_to:
         return match_metrics(columns, account.metric_names, limits, whose="the first file")
@@ -181,7 +202,7 @@ def _match(columns: Sequence[Column], account: _Account, limits: DataConfig) -> 
         columns,
         account.metric_names,
         limits,
-        whose=f"the published version {account.held_to}",
+        whose=f"the published version {account.held_to.version}",
         remedy="mend the producer, or set data.metrics: own if the model is to have the metrics of its file",
     )
 

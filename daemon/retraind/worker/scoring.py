@@ -9,6 +9,7 @@ unusual a value is by itself. Memory is bounded by a block. Raises IntakeError, 
 # ruff: noqa: N803, N806  (arrays carry their shape)
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from retraind.config import DataConfig
 from retraind.worker.detector import Detector
+from retraind.worker.rates import Rates
 from retraind.worker.readers import open_reader
 from retraind.worker.readers.columns import match_metrics, time_column
 from retraind.worker.readers.rowlog import Row, RowLog
@@ -71,10 +73,16 @@ class ScoredFile:
         self.unused = [name for name in names if name != self.time_column]
 
     def __iter__(self) -> Iterator[list[ScoredRow]]:
-        log = RowLog(self.time_column)
+        rate_metrics = self._detector.manifest.dataset.rate_metrics
+        rates = Rates(self._detector.metric_names, rate_metrics)
+        log = RowLog(self.time_column, is_timed=bool(rate_metrics))
         before_RD: NDArray[np.float64] | None = None
         for usable_ND in self._reader.rows(self._detector.metric_names, log):
             rows, rows_ND = log.take(usable_ND)
+            if rate_metrics:
+                rows_ND = rates.of(rows_ND, log.seconds(rows))
+                for index in np.flatnonzero(np.isnan(rows_ND).all(axis=1)).tolist():
+                    rows[index] = replace(rows[index], reason=rows[index].reason or "missing")
             yield self._scored(rows, rows_ND, before_RD)
             before_RD = rows_ND if before_RD is None else np.concatenate([before_RD, rows_ND])
             before_RD = before_RD[-self._detector.reach :]

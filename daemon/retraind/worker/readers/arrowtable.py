@@ -1,12 +1,12 @@
 """Tables of typed columns to rows of float64, by pyarrow where the worker's interpreter has it (door of pyarrow).
 
 Owns what a column's type means, in each format that pyarrow reads: integers, floats and decimals are numbers, also
-behind a dictionary; a null is a missing cell; text, times, true and false, lists and structures are listed and not
-used. Raises ReaderMissing where pyarrow is missing, DataError malformed and no_rows.
+behind a dictionary; a null is a missing cell; times say when a row was; text, true and false, lists and structures are
+listed and not used. Raises ReaderMissing where pyarrow is missing, DataError malformed and no_rows.
 """
 
 # N rows of a block, D columns of numbers
-# ruff: noqa: N806  (arrays carry their shape)
+# ruff: noqa: N803, N806  (arrays carry their shape)
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,13 +46,20 @@ class ArrowTableReader:
             names = schema.names  # not UTF-8 in a damaged file
         self._names = [printable(name.strip()) or f"column_{index}" for index, name in enumerate(names)]
         check_names(self._names, limits)
-        self._numeric = [index for index, type_ in enumerate(schema.types) if self._is_number(type_)]
+        times = self.arrow.types.is_timestamp
+        self._times = {index for index, type_ in enumerate(schema.types) if times(type_)}
+        self._numeric = [
+            index for index, type_ in enumerate(schema.types) if index in self._times or self._is_number(type_)
+        ]
         self.numeric_names = [names[index] for index in self._numeric]
         self._blocks = self._stacked(parts, source)
         self._first_ND = self._sample()
         is_filled = dict(zip(self._numeric, np.any(~np.isnan(self._first_ND), axis=0).tolist(), strict=True))
         kinds = {None: "text", True: "number", False: "empty"}
-        self.columns = [Column(name, kinds[is_filled.get(index)]) for index, name in enumerate(self._names)]
+        self.columns = [
+            Column(name, "time" if index in self._times else kinds[is_filled.get(index)])
+            for index, name in enumerate(self._names)
+        ]
 
     def parts(self, source: Source, spill_dir: Path | None) -> Iterator[Any]:
         """The schema; then, once `numeric_names` are known from it, batches of rows that have at least those."""
@@ -67,8 +74,22 @@ class ArrowTableReader:
         for rows_ND in chain([first_ND], self._blocks):
             picked_ND = rows_ND[:, chosen]
             lines = range(first_row, first_row + len(picked_ND))
+            if tally.label is not None:
+                self._tell_times(rows_ND, lines, tally)
             yield tally.usable_rows(picked_ND, partial(_place, metric_names, first_row, columns), lines)
             first_row += len(rows_ND)
+
+    def _tell_times(self, rows_ND: Floats, lines: range, tally: Tally) -> None:
+        """Of the column `label`, if it is one of numbers or times."""
+        column = self._names.index(tally.label or "")
+        if column not in self._numeric:
+            return
+        values_N = rows_ND[:, self._numeric.index(column)]
+        if column in self._times:
+            tally.stamped(lines, np.nan_to_num(values_N).astype(np.int64))
+            return
+        for line, value in zip(lines, values_N.tolist(), strict=True):
+            tally.labelled(line, f"{value:.17g}")
 
     def _sample(self) -> Floats:
         """The first blocks, as many as it takes to tell which columns are empty."""
@@ -96,7 +117,9 @@ class ArrowTableReader:
         return bool(types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_))
 
     def _as_float64(self, array: Any) -> Floats:
-        """Nulls as NaN. An integer that float64 does not have becomes the nearest."""
+        """Nulls as NaN, times as nanoseconds since 1970. An integer that float64 does not have becomes the nearest."""
+        if self.arrow.types.is_timestamp(array.type):
+            array = array.cast(self.arrow.timestamp("ns", array.type.tz), safe=False).cast(self.arrow.int64())
         if self.arrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         cast = array.cast(self.arrow.float64(), safe=False)

@@ -24,7 +24,7 @@ TIME_NAMES = frozenset(
 LABEL_NAMES = frozenset({"anomaly", "changepoint", "label", "is_anomaly"})
 # What is told of a column that the operator has given a kind.
 REASON_OF_KIND: dict[ColumnKind, str] = {
-    "metric": "", "time": "time", "identifier": "identity", "label": "label", "ignore": "excluded",
+    "metric": "", "counter": "", "time": "time", "identifier": "identity", "label": "label", "ignore": "excluded",
 }  # fmt: skip
 # All names travel in one event, up to twice (a constant metric is named again), and an event has at most 1 MiB.
 MAX_NAMES_BYTES = 400_000
@@ -170,7 +170,7 @@ def _reason_to_ignore(column: Column, limits: DataConfig) -> str:
 
 def _check_asked(columns: Sequence[Column], metric_names: list[str], limits: DataConfig) -> None:
     """Raises for metrics that the operator has named and the file has not."""
-    pinned = [name for name, kind in limits.schema.items() if kind == "metric"]
+    pinned = [name for name, kind in limits.schema.items() if kind in {"metric", "counter"}]
     kinds = {column.name: column.kind for column in columns}
     missing = [name for name in pinned if name not in kinds]
     missing += [pattern for pattern in limits.include if not any(fnmatchcase(name, pattern) for name in metric_names)]

@@ -71,6 +71,9 @@ class NpyReader:
         while len(rows_ND):
             picked_ND = rows_ND[:, chosen]
             lines = range(first_row, first_row + len(rows_ND))
+            if tally.label is not None and tally.label in positions:
+                for line, value in zip(lines, rows_ND[:, positions[tally.label]].tolist(), strict=True):
+                    tally.labelled(line, f"{value:.17g}")
             yield tally.usable_rows(picked_ND, partial(_place, picked_ND, first_row, chosen), lines)
             first_row += len(rows_ND)
             rows_ND = next(self._blocks, rows_ND[:0])

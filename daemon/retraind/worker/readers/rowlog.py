@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 
 from retraind.printable import printable
 from retraind.worker.readers.numbers import MAX_MAGNITUDE
+from retraind.worker.readers.rowtimes import EARLIEST_NS, RowTimes
 from retraind.worker.readers.tally import Tally
-
-# Without time stamps a scrape is known by its number, of which there are fewer than nanoseconds in a quarter hour.
-EARLIEST_NS = 10**12
 
 
 @dataclass(frozen=True)
@@ -33,12 +31,13 @@ class Row:
 class RowLog(Tally):
     """Rows of numbers pass, NaN where a value is missing; the others are remembered beside."""
 
-    def __init__(self, label: str | None = None) -> None:
+    def __init__(self, label: str | None = None, *, is_timed: bool = False) -> None:
         super().__init__()
         self.label = label
         self._labels: dict[int, str] = {}
         self._passed: list[tuple[int, str]] = []
         self._lost: list[tuple[int, str]] = []
+        self._times = RowTimes() if is_timed else None
 
     def drop(self, reason: str, line: int, column: int | None = None, text: str | bytes = "") -> None:
         super().drop(reason, line, column, text)
@@ -46,8 +45,12 @@ class RowLog(Tally):
 
     def labelled(self, line: int, text: str) -> None:
         self._labels[line] = text
+        if self._times:
+            self._times.labelled(line, text)
 
     def stamped(self, lines: Sequence[int], instants_N: NDArray[np.int64]) -> None:
+        if self._times:
+            self._times.stamped(lines, instants_N)
         texts = np.datetime_as_string(instants_N.astype("datetime64[ns]"), unit="ms", timezone="UTC").tolist()
         is_time_N = np.abs(instants_N) > EARLIEST_NS
         self._labels |= {line: text for line, text, is_time in zip(lines, texts, is_time_N, strict=True) if is_time}
@@ -67,6 +70,11 @@ class RowLog(Tally):
             lines = [place(row, 0)[0] for row in range(len(rows_ND))]
         self._passed += [(line, reasons.get(row, "")) for row, line in enumerate(lines)]
         return whole_ND
+
+    def seconds(self, rows: Sequence[Row]) -> NDArray[np.float64]:
+        """When the rows were that were taken last, by a log that `is_timed`."""
+        assert self._times is not None, "it was asked for"
+        return self._times.take([row.line for row in rows])
 
     def take(self, rows_ND: NDArray[np.float64]) -> tuple[list[Row], NDArray[np.float64]]:
         """The rows of the block that a reader has just yielded, and the same with a row of NaN for each that was lost.
