@@ -32,6 +32,7 @@ lint: $(VENV)/ready
 bench: $(VENV)/ready
 	$(BIN)/python benchmarks/train_speed.py
 	$(BIN)/python benchmarks/score_speed.py
+	$(BIN)/python benchmarks/read_speed.py
 
 man: $(VENV)/ready
 	$(BIN)/python docs/man/generate.py build/man

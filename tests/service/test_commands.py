@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -202,3 +203,13 @@ def test_a_second_look_at_the_status_never_stops_a_service_from_starting(make_se
     for look in looks:
         look.wait(60)
     eventually(lambda: service.status()["state"] == "idle")
+
+
+def test_inspect_shows_what_the_operator_asked_for(tmp_path: Path) -> None:
+    rows = "".join(f"{1_780_000_000 + number},{5 * number},{number % 3},1\n" for number in range(100))
+    (tmp_path / "a.csv").write_text("when,a_total,load,spare\n" + rows)
+    (tmp_path / "c.yaml").write_text("data: {counters: auto, exclude: [sp*], schema: {when: time}}\n")
+    shown = run("inspect", str(tmp_path / "a.csv"), "--config", str(tmp_path / "c.yaml")).stdout
+    assert re.search(r"^rates per second +a_total$", shown, re.MULTILINE)
+    assert re.search(r"^ignored +when \(time\), spare \(excluded\)$", shown, re.MULTILINE)
+    assert re.search(r"^a_total +5 ", shown, re.MULTILINE)

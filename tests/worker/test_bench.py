@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,22 @@ def test_scoring_is_measured_beside_the_plain_forward_pass():
     result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout)
     assert set(result["rows_per_second"]) == {"score", "plain"}
     assert result["ratio"] == pytest.approx(result["rows_per_second"]["score"] / result["rows_per_second"]["plain"])
+
+
+def test_reading_is_measured_beside_the_fields_own_readers():
+    options = ["--rows", "3000", "--rounds", "1", "--json"]
+    formats = ["csv", "jsonl"]
+    if find_spec("pyarrow"):
+        formats.append("parquet")
+    options += [word for kind in formats for word in ("--format", kind)]
+    command = [sys.executable, str(SCRIPT.with_name("read_speed.py")), *options]
+    result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout)
+    assert list(result["formats"]) == formats
+    for found in result["formats"].values():
+        assert found["rows"] == {"whole": 3000, "reader": 3000, "theirs": 3000}
+        speeds = found["megabytes_per_second"]
+        assert found["ratio"]["whole"] == pytest.approx(speeds["whole"] / speeds["theirs"])
+        assert 20 < found["peak_mib"]["whole"] < 2000
 
 
 def test_the_help_names_every_option():

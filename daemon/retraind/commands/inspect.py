@@ -50,7 +50,7 @@ def _print(dataset: Dataset, scaler: Scaler) -> None:
             ("rows dropped", dropped),
             ("cells missing", _missing(dataset)),
             ("metrics", f"{len(dataset.metric_names)}{', as version ' + dataset.held_to if dataset.held_to else ''}"),
-            ("rates per second", ", ".join(dataset.rate_metrics) or "none"),
+            *[("rates per second", ", ".join(dataset.rate_metrics))] * bool(dataset.rate_metrics),
             ("ignored", ", ".join(f"{column.name} ({column.reason})" for column in dataset.ignored_columns) or "none"),
         ]
     )

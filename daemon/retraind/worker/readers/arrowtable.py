@@ -25,7 +25,8 @@ from retraind.worker.readers.columns import SAMPLE_ROWS, Column, check_names
 from retraind.worker.readers.source import Source
 from retraind.worker.readers.tally import Tally
 
-BLOCK_BYTES = 4 * 2**20
+# Beside this pyarrow holds a page of each column, of 1 MiB where the writer did not say otherwise.
+BLOCK_BYTES = 2**20
 # pyarrow holds a group of rows while it is read; writers make groups of a tenth of this.
 MAX_GROUP_BYTES = 2**30
 
