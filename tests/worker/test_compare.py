@@ -75,11 +75,25 @@ def test_a_candidate_that_is_worse_by_more_than_the_margin_is_rejected_unless_al
     )
 
 
+def configure(directory, settings):
+    with (directory / "retraind.yaml").open("a") as file:
+        file.write(settings)
+
+
 def test_a_model_of_other_metrics_is_not_compared_and_that_is_said(copy):
+    configure(copy, "data: {metrics: own}\n")
     status, live = train(copy, ROWS[:, :7], epochs=1, names=METRICS[:7])
     assert (status, live.sequence) == (0, 2)
     assert live.evaluation.comparison is None
     assert live.evaluation.no_comparison.endswith("is of other metrics: power")
+
+
+def test_a_rate_is_another_metric_than_the_counter(copy):
+    configure(copy, "data: {schema: {power: counter, time: time}}\n")
+    rows = np.concatenate([np.arange(len(ROWS))[:, np.newaxis] + 1.78e9, ROWS], axis=1)
+    status, live = train(copy, rows, epochs=1, names=["time", *METRICS])
+    assert (status, live.dataset.rate_metrics) == (0, ["power"])
+    assert live.evaluation.no_comparison.endswith("is of other metrics: power, power per second")
 
 
 @pytest.mark.parametrize("damage", ["weights.pt", "scorer.pt", "manifest.json", "gone", "cut"])
