@@ -124,7 +124,9 @@ def test_every_exit_status_is_told(commands: str) -> None:
 @pytest.mark.parametrize("key", config_file.all_keys())
 def test_every_key_is_told_with_its_default_and_when_a_change_counts(keys: str, key: str) -> None:
     value = get_key(Config(), key)
-    default = str(value).lower() if isinstance(value, bool) else {"None": "null", "()": "[]"}.get(str(value), str(value))
+    default = (
+        str(value).lower() if isinstance(value, bool) else {"None": "null", "()": "[]"}.get(str(value), str(value))
+    )
     told = re.search(rf"^\.TP\n{re.escape(key)}\n(?:.+\n)+?Default: {re.escape(default)}\.\n"
                      r"Takes effect at a (\w+)\.\n\.IP\n(.+)", section(keys, "KEYS"), re.MULTILINE)  # fmt: skip
     assert told, key
