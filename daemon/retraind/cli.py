@@ -92,7 +92,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="a model's directory or one version's (default: the live version in models.dir)",
     )  # fmt: skip
     score.add_argument("--out", type=Path, metavar="FILE", help="where to write (default: `-`, standard output)")
-    score.add_argument("--format", choices=("csv", "jsonl"), default="csv", help="how to write (default: csv)")
+    score.add_argument(
+        "--format", choices=("csv", "jsonl", "parquet"), default="csv", help="how to write (default: csv)"
+    )
     verb("check", "check the configuration, the paths, the port and the worker", _CHECK, json)
     verb("preflight", "check the host and the GPU as before every job", _PREFLIGHT, json)
     verb("status", "show what the service is doing", _STATUS, json)
@@ -131,7 +133,7 @@ _SCORE = """Writes one line for each row, in order: file, line, the text of the 
 anomaly), and the three metrics that stand out most by their share of the error and by their z-score:
   retraind score today.csv --out scores.csv
 Columns are matched by name; others are ignored and named on standard error. A row that can not be
-used has no score and the reason instead. Needs torch, numpy and pandas.
+used has no score and the reason instead. Needs torch, numpy and pandas, and pyarrow for Parquet.
 
 Exit status 0: done, anomalies or none; 65: a file does not fit the model; 69: there is no model."""
 _CHECK = """Changes nothing. Every problem of the configuration file is listed with its line.

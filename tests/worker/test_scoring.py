@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from scoring_data import METRICS, clean_rows, publish, write_csv
 
 from retraind import load_model
 from retraind.cli import main
+from retraind.commands import score_output
 from retraind.config import DataConfig
 from retraind.worker import scoring
 from retraind.worker.readers.source import Source
@@ -115,6 +118,62 @@ def test_json_lines_are_read_and_written_row_by_row(score, tmp_path):
     assert scored[7]["by_error"] == []
     assert [len(row["by_z"]) for row in scored[:3]] == [3, 3, 3]
     assert set(scored[0]["by_error"][0]) == {"metric", "share"}
+
+
+def test_a_parquet_file_has_the_rows_of_the_csv_with_their_types(score, tmp_path, monkeypatch):
+    """Groups of 100 rows, so that what is gathered from blocks is written in several, the last one not full."""
+    arrow = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, which is optional")
+    monkeypatch.setattr(score_output, "GROUP_ROWS", 100)
+    cells = [[f"{value:.6f}" for value in row] for row in clean_rows(60, seed=12)]
+    cells[7][3] = "oops"
+    path, out = write_csv(tmp_path / "a.csv", cells), tmp_path / "scores.parquet"
+    files = [path, path, path]
+    _, expected, _ = score(*files)
+    status, shown, _ = score(*files, "--out", out, "--format", "parquet")
+    assert (status, shown) == (0, [])
+    found = arrow.ParquetFile(out)
+    assert [found.metadata.row_group(group).num_rows for group in range(found.num_row_groups)] == [120, 60]
+    table = found.read().to_pylist()
+    assert len(table) == len(expected) == 180
+    assert list(table[0]) == list(expected[0])
+    assert {type(table[0][name]) for name in ("line", "score", "is_anomaly", "time")} == {int, float, bool, str}
+    for row, line in zip(table, expected, strict=True):
+        told = {name: "" if value is None else value for name, value in row.items()}
+        told["is_anomaly"] = str(told["is_anomaly"]).lower()
+        assert {name: cell for name, cell in told.items() if not isinstance(cell, float)} == {
+            name: int(cell) if name == "line" else cell
+            for name, cell in line.items()
+            if not isinstance(told[name], float)
+        }
+        numbers = {name: cell for name, cell in told.items() if isinstance(cell, float)}
+        assert numbers == pytest.approx({name: float(line[name]) for name in numbers}, rel=1e-6)
+    assert table[7]["reason"] == "not_a_number"
+    assert table[7]["score"] is table[7]["is_anomaly"] is table[7]["z_metric_1"] is None
+
+
+def test_parquet_goes_into_a_pipe_too(root, tmp_path):
+    arrow = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow, which is optional")
+    file = write_csv(tmp_path / "a.csv", clean_rows(40, seed=13))
+    command = [sys.executable, "-m", "retraind", "score", file, "--config", root / "retraind.yaml"]
+    done = subprocess.run([*command, "--format", "parquet"], capture_output=True, timeout=120, check=True)
+    assert arrow.read_table(io.BytesIO(done.stdout)).num_rows == 40
+
+
+def test_without_pyarrow_parquet_is_refused_with_what_to_do_and_nothing_is_left(score, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    file = write_csv(tmp_path / "a.csv", clean_rows(5, seed=14))
+    status, _, said = score(file, "--format", "parquet", "--out", tmp_path / "scores.parquet")
+    assert status == 69
+    assert "no_reader: Parquet is written by pyarrow, and " in said
+    assert "--format csv or jsonl" in said
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.csv"]
+
+
+def test_parquet_is_not_written_to_a_terminal(root, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    file = write_csv(tmp_path / "a.csv", clean_rows(5, seed=15))
+    assert main(["score", str(file), "--format", "parquet", "--config", str(root / "retraind.yaml")]) == 64
+    assert "--out" in capsys.readouterr().err
 
 
 def test_an_array_file_is_scored_by_a_model_of_array_files(tmp_path, capsys):

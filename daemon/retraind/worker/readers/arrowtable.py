@@ -40,7 +40,11 @@ class ArrowTableReader:
     what = ""  # in words for messages
 
     def __init__(self, source: Source, limits: DataConfig, spill_dir: Path | None) -> None:
-        self.arrow = _library(source.name, self.what)
+        self.arrow = library(
+            f"{source.name} is an {self.what}, and the worker's interpreter",
+            "install pyarrow for the interpreter that worker.python names, from Debian where it has "
+            "python3-pyarrow, or by pip install 'retraind[arrow]': the file is kept and read then; or write CSV",
+        )
         parts = self.parts(source, spill_dir)
         schema = next(parts)
         with self.errors():
@@ -141,19 +145,14 @@ class ArrowTableReader:
             ) from error
 
 
-def _library(name: str, what: str) -> Any:
-    """The library with the parts that readers use."""
+def library(who: str, remedy: str) -> Any:
+    """The library with the parts that are used. Raises ReaderMissing, which says that `who` can not load it."""
     try:
         import pyarrow as pa  # noqa: PLC0415  (it is optional)
         import pyarrow.ipc  # noqa: PLC0415
         import pyarrow.parquet  # noqa: PLC0415
     except ImportError as error:
-        raise ReaderMissing(
-            "no_reader",
-            f"{name} is an {what}, and the worker's interpreter can not load pyarrow: {error}",
-            remedy="install pyarrow for the interpreter that worker.python names, from Debian where it has "
-            "python3-pyarrow, or by pip install 'retraind[arrow]': the file is kept and read then; or write CSV",
-        ) from error
+        raise ReaderMissing("no_reader", f"{who} can not load pyarrow: {error}", remedy=remedy) from error
     return pa
 
 
