@@ -155,6 +155,8 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
     batch_size: Annotated[int, Meta(ge=2, le=2**24)] = 2048
     # Rows that the model sees at once. On labelled machines five find much that one does not, and more find less.
     window: Annotated[int, Meta(ge=1, le=100)] = 5
+    # A model that is drawn anew forgets what was wrong with the one before, and the same file gives the same weights.
+    warm_start: bool = False
     learning_rate: Annotated[float, Meta(gt=0, le=10)] = 1e-3
     weight_decay: Annotated[float, Meta(ge=0, le=10)] = 1e-4
     precision: Precision = "auto"

@@ -131,6 +131,8 @@ class TrainingReport(Fact, frozen=True, kw_only=True):
     seed: int
     heldout_losses: list[float] = []  # after each epoch, of the held-out rows; empty without such rows
     num_skipped_steps: int = 0
+    warm_start: str = ""  # the version whose weights were the first ones; empty: they were drawn
+    no_warm_start: str = ""  # why not, in words, where that was asked for
     num_resumes: int = 0  # how often it went on from a checkpoint; `seconds` are of training alone, over all attempts
 
 

@@ -46,7 +46,7 @@ DOORS = {
     "torch": (
         *("worker.model", "worker.batches", "worker.step", "worker.train", "worker.checkpoint", "worker.evaluate"),
         *("worker.rows", "worker.linear", "worker.scorer", "worker.seen", "worker.budget", "worker.progress"),
-        *("worker.detector", "worker.main", "worker.cuda_context"),
+        *("worker.detector", "worker.warm_start", "worker.main", "worker.cuda_context"),
     ),
     "msgspec": ("",),
 }  # fmt: skip

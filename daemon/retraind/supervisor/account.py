@@ -170,9 +170,17 @@ def training(manifest: Manifest) -> Pairs:
         ("device", f"{clipped(report.device_name)} ({clipped(report.device)}), {clipped(report.precision)}"),
         ("network", " - ".join(f"{width:,}" for width in widths)),
         ("epochs", f"{report.epochs:,} of batches of {report.batch_size:,}, seed {report.seed}"),
+        ("first weights", _first_weights(manifest)),
         ("steps", f"{report.num_steps:,}, {report.num_skipped_steps:,} skipped, resumed {report.num_resumes:,} times"),
         ("software", ", ".join(f"{clipped(name)} {clipped(text)}" for name, text in manifest.versions.items() if text)),
     ]  # fmt: skip
+
+
+def _first_weights(manifest: Manifest) -> str:
+    report = manifest.training
+    if report.warm_start:
+        return f"those of version {clipped(report.warm_start)}, which was live"
+    return sentence(f"drawn: {report.no_warm_start}" if report.no_warm_start else "drawn")
 
 
 def errors(manifest: Manifest) -> Pairs:

@@ -41,7 +41,7 @@ def compare(
         published = load_model(home)
     except (HostError, OSError, RuntimeError) as error:
         return None, f"the published version can not be used: {error}"
-    if others := sorted(_inputs(published.manifest.dataset) ^ _inputs(dataset)):
+    if others := sorted(inputs(published.manifest.dataset) ^ _inputs(dataset)):
         named = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
         return None, f"version {published.version} is of other metrics: {named}"
     ours, theirs = _errors(published, candidate, dataset, scaler, last_rows(rows, MAX_COMPARED_ROWS), beat)
@@ -53,7 +53,7 @@ def compare(
     ), ""
 
 
-def _inputs(dataset: report.Dataset) -> set[str]:
+def inputs(dataset: report.Dataset) -> set[str]:
     """The metrics; a counter's rate is another one than its value."""
     rates = set(dataset.rate_metrics)
     return {f"{name} per second" if name in rates else name for name in dataset.metric_names}

@@ -10,6 +10,7 @@ where there is none that can score, host_io where its bytes are not those publis
 
 import hashlib
 import io
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -23,7 +24,7 @@ from torch import Tensor
 from retraind import typed_json
 from retraind.errors import HostError
 from retraind.report import Manifest
-from retraind.worker.model import build
+from retraind.worker.model import TelemetryAutoencoder, build
 from retraind.worker.rows import windows_of
 from retraind.worker.scaler import soften
 from retraind.worker.scorer import SCORER_NAME, Scorer, load
@@ -155,6 +156,15 @@ class Detector:
 def load_model(path: str | PathLike[str]) -> Detector:
     """The version in a directory: a model's own (with `current` in it), one version's, or what a known path leads to.
 
+    Raises HostError no_model and host_io.
+    """
+    manifest, _, scorer = read_version(path)
+    return Detector(manifest, scorer)
+
+
+def read_version(path: str | PathLike[str]) -> tuple[Manifest, TelemetryAutoencoder, Scorer]:
+    """What `load_model` finds there, with the network as it was published.
+
     `current` is resolved once, so that all that is read is of one version. Raises HostError no_model and host_io.
     """
     directory = _version_dir(Path(path))
@@ -174,12 +184,26 @@ def load_model(path: str | PathLike[str]) -> Detector:
         if (found := hashlib.sha256(data[name]).hexdigest()) != expected:
             message = f"{directory}/{name} is {found}, not what was published"
             raise HostError("host_io", message, remedy="check the disk, train anew")
-    model = build(manifest.shape.input_dim, seed=0)
-    model.load_state_dict(
-        torch.load(io.BytesIO(data["weights.pt"]), map_location="cpu", weights_only=True), strict=True
-    )
+    network = _network(data["weights.pt"], manifest.shape.input_dim, f"{directory}/weights.pt")
     name = f"{directory}/{SCORER_NAME}"
-    return Detector(manifest, load(data[SCORER_NAME], model, manifest.shape.window, torch.device("cpu"), name))
+    scorer = load(data[SCORER_NAME], network, manifest.shape.window, torch.device("cpu"), name)
+    num_metrics, scaler = len(manifest.metric_names), manifest.scaler
+    widths = {num_metrics, len(scaler.centre), len(scaler.scale), *(len(path.usual_D) for path in scorer.paths)}
+    if len(widths) > 1 or manifest.shape.input_dim != num_metrics * manifest.shape.window:
+        message = f"{directory} does not fit together: it is not of one width, but of {sorted(widths)} metrics"
+        raise HostError("host_io", message, remedy="publish again")
+    return manifest, network, scorer
+
+
+def _network(data: bytes, input_dim: int, name: str) -> TelemetryAutoencoder:
+    """The bytes are those that were published, but whoever published them may not have been this service."""
+    try:
+        network = build(input_dim, seed=0)
+        network.load_state_dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True), strict=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, AttributeError, TypeError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise HostError("host_io", f"{name} can not be used: {first_line:.200}", remedy="publish again") from error
+    return network
 
 
 @contextmanager

@@ -169,7 +169,7 @@ def complete(found: preflight.Found, emitter: Emitter) -> preflight.Found:
 
 def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) -> report.Candidate:
     """Trains, evaluates, writes the weights durably and describes what they read back as."""
-    from retraind.worker import checkpoint, compare, evaluate, model, scorer, train  # noqa: PLC0415  (they need torch)
+    from retraind.worker import checkpoint, compare, evaluate, model, scorer, train, warm_start  # noqa: PLC0415  (torch)
     from retraind.worker.rows import RowRange, split_rows  # noqa: PLC0415
 
     emitter.send(events.Stage(name="train"))
@@ -192,7 +192,13 @@ def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) 
             data=order.data,
         )
         checkpoints = checkpoint.Checkpoints(work_dir / CHECKPOINT_NAME, identity, order.training.checkpoint_seconds)
-    trained, training = train.train(training_rows, order.training, device, emitter, checkpoints, heldout_rows)
+    first = warm_start.FirstWeights()
+    if order.training.warm_start and order.published:
+        first = warm_start.first_weights(
+            Path(order.published), ingested.dataset, ingested.scaler, order.training.window
+        )
+        log.info("first weights: %s", first.version or f"drawn: {first.why_not}")
+    trained, training = train.train(training_rows, order.training, device, emitter, checkpoints, heldout_rows, first)
 
     emitter.send(events.Stage(name="evaluate"))
     trained_scorer = scorer.fit_scorer(trained, training_rows, device, emitter.beat)

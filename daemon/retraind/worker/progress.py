@@ -13,6 +13,7 @@ from torch import Tensor
 
 from retraind import events
 from retraind.errors import TrainingError
+from retraind.worker.warm_start import FirstWeights
 
 
 class Listener(Protocol):
@@ -27,7 +28,10 @@ class Listener(Protocol):
 class Run:
     """What a run has done so far: rows, steps, the loss of the current epoch on the device, and what is told of it."""
 
-    def __init__(self, num_rows: int, num_epochs: int, device: torch.device, listener: Listener) -> None:
+    def __init__(
+        self, num_rows: int, num_epochs: int, device: torch.device, listener: Listener, first: FirstWeights
+    ) -> None:
+        self.first_version, self.no_first_version = first.version, first.why_not
         self.epoch_losses: list[float] = []
         self.heldout_losses: list[float] = []
         self.num_steps = 0
@@ -91,6 +95,8 @@ class Run:
             "num_epoch_rows": self._num_epoch_rows,
             "loss_sum": self._loss_sum,
             "seconds": self.seconds,
+            "first_version": self.first_version,
+            "no_first_version": self.no_first_version,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -101,6 +107,8 @@ class Run:
         self._num_rows_done, self._num_epoch_rows = state["num_rows_done"], state["num_epoch_rows"]
         self._loss_sum.copy_(state["loss_sum"])
         self._seconds_before = state["seconds"]
+        # What was live when training began: by now another version may be.
+        self.first_version, self.no_first_version = state["first_version"], state["no_first_version"]
 
     def _read_loss(self) -> float:
         """The mean loss of this epoch's rows so far. Raises TrainingError non_finite_loss."""

@@ -1,4 +1,4 @@
-"""The training loop: a fresh autoencoder, epochs of batches, one step a batch, the held-out error after each epoch.
+"""The training loop: an autoencoder, epochs of batches, one step a batch, the held-out error after each epoch.
 
 Owns the choice of device and precision, and when a run's state is kept; how long is budget's, a step is step's, a
 checkpoint checkpoint's, what is told of it progress's. Never touches files other than the rows it is given. Raises
@@ -28,6 +28,7 @@ from retraind.worker.model import TelemetryAutoencoder, build
 from retraind.worker.progress import Listener, Run
 from retraind.worker.rows import RowRange
 from retraind.worker.step import Step, make_step
+from retraind.worker.warm_start import FirstWeights
 
 log = logging.getLogger(__name__)
 
@@ -69,21 +70,22 @@ def train(
     listener: Listener,
     checkpoints: Checkpoints | None = None,
     heldout_rows: RowRange | None = None,
+    first: FirstWeights = FirstWeights(),  # noqa: B008  (frozen)
 ) -> tuple[TelemetryAutoencoder, report.TrainingReport]:
-    """Trains a fresh model on all of `rows` (at least two), or one that `checkpoints` has the state of.
+    """Trains a fresh model on all of `rows` (at least two), or `first`, or one that `checkpoints` has the state of.
 
     With `epochs: auto` the weights of the epoch with the lowest error on `heldout_rows` are returned, else the last.
-    On a CPU equal rows and settings give equal weights, however often training was broken off and gone on with. Raises
-    TrainingError when the weights or the loss do not stay finite, ResourceError out_of_memory.
+    On a CPU equal rows, settings and first weights give equal weights, however often training was broken off and gone
+    on with. Raises TrainingError when the weights or the loss do not stay finite, ResourceError out_of_memory.
     """
     torch.set_num_threads(training.num_threads)
     precision = precision_in_force(training, device)
     budget = budget_for(rows.num_rows, training)
     with out_of_memory_as_resource_error(budget.batch_size):
-        model = build(rows.input_dim, training.seed).to(device).train()
+        model = (first.network or build(rows.input_dim, training.seed)).to(device).train()
         step = make_step(model, training, precision, has_missing=rows.has_missing)
         batches = Batches(rows, budget.batch_size, seed=training.seed, device=device, num_workers=training.num_workers)
-        run = Run(rows.num_rows, budget.num_epochs, device, listener)
+        run = Run(rows.num_rows, budget.num_epochs, device, listener, first)
         best = Best()
         keeper = Keeper(checkpoints, run, step, best, budget.num_epochs, listener)
         keeper.restore()
@@ -116,6 +118,8 @@ def train(
         seed=training.seed,
         num_skipped_steps=step.num_skipped,
         num_resumes=run.num_resumes,
+        warm_start=run.first_version,
+        no_warm_start=run.no_first_version,
     )
 
 
