@@ -104,7 +104,10 @@ def test_scores_do_not_depend_on_how_rows_are_cut_into_calls_or_kept_in_memory(d
         [detector.score(rows[:7]), detector.score(rows[7:9], rows[:7]), detector.score(rows[9:], rows[:9])]
     )
     assert parts == pytest.approx(whole, rel=1e-5)
-    assert (detector.score(np.asfortranarray(rows)) == whole).all()
+    as_table = np.asfortranarray(rows)  # as the columns of a data frame lie
+    assert (detector.score(as_table) == whole).all()
+    assert detector.score(as_table[9:], np.asfortranarray(rows[:9])) == pytest.approx(whole[9:], rel=1e-5)
+    assert detector.score(as_table[9:10], rows[:9]) == pytest.approx(whole[9:10], rel=1e-5)
     assert detector.score(rows.astype(np.float32)) == pytest.approx(whole, rel=1e-2)
     assert detector.score(rows[:0]).shape == (0,)
     assert len(detector.score(rows[:3].tolist())) == 3

@@ -149,7 +149,7 @@ class Detector:
             z_ND /= np.asarray(scaler.scale)
         z_ND[np.isinf(rows_ND)] = np.nan
         np.clip(z_ND, -MAX_SCALED, MAX_SCALED, out=z_ND)
-        scaled_ND: Scores = z_ND.astype(np.float32)
+        scaled_ND: Scores = z_ND.astype(np.float32, order="C")  # windows are views: a table's columns may lie otherwise
         return scaled_ND
 
 

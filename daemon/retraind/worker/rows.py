@@ -150,6 +150,7 @@ class WindowReader:
 def windows_of(slots_SD: Tensor, window: int) -> Tensor:
     """Every window of consecutive slots as one row, shape (S - window + 1, F): a view that takes no memory."""
     num_slots, num_metrics = slots_SD.shape
+    assert slots_SD.is_contiguous(), "a window is a stretch of memory"
     return slots_SD.as_strided((num_slots - window + 1, window * num_metrics), (num_metrics, 1))
 
 
