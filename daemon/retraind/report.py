@@ -13,11 +13,6 @@ from retraind.column_rules import ColumnRules
 # Problems of single rows that a report lists in full; beyond that they are only counted.
 MAX_PROBLEMS = 20
 MAX_MOST_MISSING = 20
-# What a worker may put beside its weights: enough for whatever uses a model, little enough to be held in memory.
-MAX_SIBLINGS = 16
-MAX_SIBLING_BYTES = 8 * 2**20
-# Names that a version's directory gives to files of the supervisor's own.
-OWN_NAMES = ("weights.pt", "manifest.json", "report.html")
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,6 +187,18 @@ class Comparison(Fact, frozen=True, kw_only=True):
     num_rows: int
 
 
+class Drift(Fact, frozen=True, kw_only=True):
+    """How many rows of new data the model that was live calls anomalous, of those that were scored.
+
+    `expected_share` of normal rows was expected above its threshold, when that was found.
+    """
+
+    version: str
+    num_rows: int
+    num_alarms: int
+    expected_share: float
+
+
 class Criterion(Fact, frozen=True, kw_only=True):
     """One thing that the gate looked at, with the figures in words."""
 
@@ -201,31 +208,11 @@ class Criterion(Fact, frozen=True, kw_only=True):
 
 
 class SiblingFile(Fact, frozen=True, kw_only=True):
-    """A file that belongs to a version beside weights.pt and manifest.json; a worker's are bounded, see `unfit`."""
+    """A file that belongs to a version beside weights.pt and manifest.json; a worker's are bounded."""
 
     name: str
     sha256: str
     num_bytes: int
-
-
-def unfit(siblings: list[SiblingFile]) -> str:
-    """Why a worker's files can not lie beside its weights, in words; empty when they can.
-
-    A name becomes a path in the models directory: plain, short, not hidden, and nobody else's.
-    """
-    names = [sibling.name for sibling in siblings]
-    if len(names) > MAX_SIBLINGS or len(set(names)) < len(names):
-        return f"at most {MAX_SIBLINGS} files of different names may lie beside the weights, not {len(names)}"
-    for sibling in siblings:
-        name = sibling.name
-        is_plain = name.isascii() and name.replace("_", "a").replace("-", "a").replace(".", "a").isalnum()
-        if not is_plain or name.startswith(".") or len(name) > 100:
-            return f"{ascii(name)[:120]} must be a plain name: letters, digits and _.- only, not hidden"
-        if name in OWN_NAMES or name.endswith(".sig"):
-            return f"{name} is a name that a version keeps for a file of its own"
-        if not 0 <= sibling.num_bytes <= MAX_SIBLING_BYTES:
-            return f"{name} has {sibling.num_bytes} bytes, at most {MAX_SIBLING_BYTES} may lie beside the weights"
-    return ""
 
 
 class Evaluation(Fact, frozen=True, kw_only=True):
@@ -245,6 +232,7 @@ class Evaluation(Fact, frozen=True, kw_only=True):
     scores: ScoreSeries | None = None
     worst_rows: list[ScoredRow] = []
     comparison: Comparison | None = None
+    drift: Drift | None = None
     no_comparison: str = ""  # why there is none, in words
 
 

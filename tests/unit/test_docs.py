@@ -11,6 +11,7 @@ from retraind import cli, config_file
 from retraind.config import RESTART_KEYS
 from retraind.errors import RetraindError
 from retraind.supervisor.metrics import FAULTS, Metrics
+from retraind.supervisor.series import OptionalGauges
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "daemon" / "retraind"
@@ -41,8 +42,9 @@ def metric_names() -> list[str]:
     metrics = Metrics()
     described: list[Metric] = list(metrics.registry.collect())
     names = [metric.name + "_total" * (metric.type == "counter") for metric in described]
-    for optional in (metrics._current, metrics._live, metrics._last):
-        names += [f"retraind_{optional._subject}_{name}" for name in optional._texts]
+    for part in metrics.registry._collector_to_names:
+        if isinstance(part, OptionalGauges):
+            names += [f"retraind_{part._subject}_{name}" for name in part._texts]
     return [name for name in names if name.startswith("retraind_")]
 
 

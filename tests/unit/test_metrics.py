@@ -17,8 +17,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from retraind import events
 from retraind.config import PreflightConfig, TrainingConfig
 from retraind.errors import QUARANTINE_CODES, Disposition
-from retraind.report import Check, Evaluation, Gpu, Manifest
-from retraind.supervisor import faults, metrics
+from retraind.report import Check, Drift, Evaluation, Gpu, Manifest
+from retraind.supervisor import faults, metrics, model_metrics
 from retraind.supervisor.intake import Entry, Scan
 from retraind.supervisor.metrics import DIRECTORIES, FAULTS, Metrics, Space
 from retraind.supervisor.spool import Spool
@@ -83,6 +83,7 @@ def live_a_life(told: Metrics, spool: Spool) -> None:
     told.started()
     told.progress(make_progress())
     told.published(make_manifest())
+    told.drift_seen(Drift(version="000041-aa", num_rows=1000, num_alarms=1, expected_share=0.001))
     told.job_ended("published", "", 10.0)
     told.checked(events.Checked(checks=[], gpus=[GPU]))
 
@@ -328,7 +329,7 @@ def scrapes_at_every_line(told: Metrics, act: Any) -> Iterator[dict[str, float]]
     seen: list[dict[str, float]] = []
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
-        if frame.f_code.co_filename != metrics.__file__:
+        if frame.f_code.co_filename not in (metrics.__file__, model_metrics.__file__):
             return None
         sys.settrace(None)
         seen.append(samples(told))
@@ -366,6 +367,17 @@ def test_every_scrape_sees_exactly_one_live_version(told: Metrics) -> None:
         "model_heldout_loss": 0.25, "model_mean_loss": 1, "model_pca_loss": 0.125, "model_rows": 10,
         "model_metrics": 2, "model_last_publish_timestamp_seconds": NOW.timestamp(),
     }  # fmt: skip
+
+
+def test_drift_is_that_of_the_last_dataset_and_absent_where_nothing_could_score_it(told: Metrics) -> None:
+    assert samples(told, "retraind_drift_") == {}
+    told.drift_seen(Drift(version="000041-aa", num_rows=2000, num_alarms=500, expected_share=0.001))
+    expected = {"drift_alarm_share": 0.25, "drift_expected_share": 0.001, "drift_rows": 2000}
+    assert samples(told, "retraind_drift_") == expected
+    told.drift_seen(Drift(version="000041-aa", num_rows=HUGE, num_alarms=-HUGE, expected_share=0.001))
+    assert samples(told, "retraind_drift_")["drift_alarm_share"] == 0
+    told.drift_seen(None)
+    assert samples(told, "retraind_drift_") == {}
 
 
 def test_a_refused_reload_keeps_the_time_of_the_last_good_one(told: Metrics) -> None:

@@ -10,9 +10,10 @@ import pytest
 from builders import JOB_ID, NOW, OTHER_ID, leave_siblings, make_candidate
 
 from retraind.consumer import Damaged, open_live
-from retraind.report import MAX_SIBLING_BYTES, MAX_SIBLINGS, Manifest, SiblingFile, unfit
+from retraind.report import Manifest, SiblingFile
 from retraind.supervisor.build import CandidateDamaged
 from retraind.supervisor.publish import Publisher
+from retraind.supervisor.siblings import MAX_SIBLING_BYTES, MAX_SIBLINGS, unfit
 from retraind.supervisor.versions import damage
 
 FILES = {"window.json": b'{"window": 5}', "linear-v2.bin": b"\0" * 1000, "empty": b""}

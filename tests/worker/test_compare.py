@@ -5,10 +5,16 @@ import shutil
 import numpy as np
 import pytest
 from scoring_data import METRICS, clean_rows, publish, write_csv
+from test_checkpoint import Listener
 
 from retraind import load_model, typed_json
 from retraind.cli import main
+from retraind.config import DataConfig, TrainingConfig
+from retraind.job import Order
 from retraind.report import Manifest
+from retraind.worker import compare
+from retraind.worker import main as worker
+from retraind.worker.ingest import ingest
 
 ROWS = clean_rows(12_000, seed=1)
 
@@ -115,6 +121,49 @@ def test_a_published_version_that_is_damaged_fails_no_job(damage, copy):
     evaluation = typed_json.decode(found.read_bytes(), Manifest).evaluation
     assert evaluation.comparison is None
     assert "the published version can not be used: " in evaluation.no_comparison
+
+
+@pytest.mark.parametrize("window", [5, 1, 8])
+@pytest.mark.parametrize("limit", [262_144, 2_000], ids=["all rows", "a sample"])
+def test_the_alarms_of_the_live_model_in_new_rows_are_counted_whatever_the_candidate_is(
+    window, limit, copy, monkeypatch, tmp_path
+):
+    """As `score` counts them in the raw rows: of all, or of pieces that are spread over them."""
+    rows = ROWS[:, ::-1].copy()
+    rows[4_000:7_000, 1] += 400.0  # a quarter of the file, in the metric `temperature`
+    rows[9, :] = np.nan
+    before = load_model(copy / "published" / "telemetry_autoencoder")
+    file = write_csv(copy / "next.csv", rows[np.isfinite(rows).all(axis=1)], METRICS[::-1])
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setattr(compare, "MAX_HELDOUT_ROWS", limit)
+    order = Order(
+        job="", attempt=1, datasets=[str(file)], work_dir=str(work), socket="", device="cpu", log_level="error",
+        training=TrainingConfig(epochs=1, window=window, checkpoint_seconds=None), data=DataConfig(),
+        published=str(copy / "published" / "telemetry_autoencoder"),
+    )  # fmt: skip
+    ingested = ingest([file], work, order.data, lambda _: None)
+    found = worker.learn(order, ingested, work, Listener()).evaluation.drift
+    kept = rows[np.isfinite(rows).all(axis=1)][:, ::-1]
+    share = (before.score(kept) > 1).mean()
+    assert 0.2 < share < 0.3
+    assert found.version == before.version
+    assert found.expected_share == before.manifest.evaluation.threshold.expected_share
+    if limit > len(rows):
+        assert found.num_rows == len(kept)
+        assert found.num_alarms == pytest.approx(share * len(kept), abs=3)
+    else:
+        assert limit / 2 < found.num_rows <= limit
+        assert found.num_alarms / found.num_rows == pytest.approx(share, abs=0.05)
+
+
+def test_rows_like_those_it_learned_from_are_no_drift_and_others_are(copy, capsys):
+    assert train(copy, clean_rows(12_000, seed=2))[0] == 0
+    assert "drifted" not in capsys.readouterr().err
+    rows = ROWS.copy()
+    rows[6_000:, 6] += 60.0
+    train(copy, rows)
+    assert "the data has drifted, or a fault lasts in it: " in capsys.readouterr().err
 
 
 def test_the_first_model_has_none_to_be_compared_with(published):

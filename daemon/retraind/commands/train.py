@@ -22,7 +22,7 @@ from retraind.errors import PublishError
 from retraind.job import Job, JobState, Order
 from retraind.printable import printable
 from retraind.report import Candidate, Manifest
-from retraind.supervisor import gate, schedule, status, versions
+from retraind.supervisor import drift, gate, schedule, status, versions
 from retraind.supervisor.build import CandidateDamaged
 from retraind.supervisor.child import Child, Outcome
 from retraind.supervisor.publish import WAIT_SECONDS, Publisher
@@ -39,6 +39,9 @@ def train(config: Config, files: list[Path], *, as_json: bool) -> int:
         order = _order(job, config, files, Path(work), versions.held_to(publisher.live(), config.data))
         _attempt_until_done(job, config, order, quiet=as_json)
         candidate = typed_json.decode((Path(work) / "candidate.json").read_bytes(), Candidate)
+        found = candidate.evaluation.drift
+        if found is not None and drift.has_drifted(found):
+            screen.complain(f"the data has drifted, or a fault lasts in it: {drift.told(found)}")
         criteria = gate.judge(candidate, config.gate)
         if reasons := gate.objections(criteria):
             screen.complain("rejected by the gate: " + "; ".join(reason.message for reason in reasons))

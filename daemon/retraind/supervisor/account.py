@@ -11,6 +11,7 @@ from itertools import groupby
 
 from retraind.printable import printable
 from retraind.report import Check, Dataset, Evaluation, Gpu, Manifest, ScoredRow
+from retraind.supervisor.drift import has_drifted, told
 
 Pairs = list[tuple[str, str]]
 BETTER, WORSE, OPEN = "better", "worse", "open"
@@ -83,7 +84,10 @@ def headline(manifest: Manifest) -> str:
 
 
 def verdicts(manifest: Manifest) -> list[tuple[str, str]]:
-    """Whether it is better than the mean, than principal components, than the version before: BETTER, WORSE, OPEN."""
+    """Whether it is better than the mean, than principal components, than the version before: BETTER, WORSE, OPEN.
+
+    And whether its data is unlike what the version before knew.
+    """
     evaluation = manifest.evaluation
     found = [_against("predicting each metric's mean", evaluation.mean_loss, evaluation)]
     if evaluation.pca_loss is None:
@@ -91,7 +95,11 @@ def verdicts(manifest: Manifest) -> list[tuple[str, str]]:
     else:
         what = f"{manifest.shape.latent_dim} principal components"
         found.append(_against(what, evaluation.pca_loss, evaluation))
-    return [*found, _against_published(manifest)]
+    found.append(_against_published(manifest))
+    drift = evaluation.drift
+    if drift is not None and has_drifted(drift):
+        found.append((WORSE, sentence(f"The data has drifted, or a fault lasts in it: {told(drift)}.")))
+    return found
 
 
 def _against(what: str, theirs: float, evaluation: Evaluation) -> tuple[str, str]:
@@ -148,6 +156,7 @@ def data(manifest: Manifest) -> Pairs:
         ("rows", f"{dataset.num_rows:,} used, {sum(dataset.num_dropped.values()):,} dropped"),
         ("dropped", listed(dropped)),
         ("missing cells", _missing(dataset)),
+        *([("drift", sentence(told(manifest.evaluation.drift)))] if manifest.evaluation.drift else []),
         ("ignored columns", listed(ignored)),
         ("constant metrics", listed(dataset.constant_metrics)),
         ("rates per second", listed(dataset.rate_metrics)),

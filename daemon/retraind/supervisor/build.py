@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 from retraind import fsio
-from retraind.report import Manifest, SiblingFile, unfit
+from retraind.report import Manifest, SiblingFile
 from retraind.supervisor.page import PAGE_NAME, render
+from retraind.supervisor.siblings import unfit
 from retraind.supervisor.sign import signature_of
 from retraind.supervisor.versions import files_of
 

@@ -14,7 +14,7 @@ from retraind.config import Config, DataConfig
 from retraind.errors import PublishError
 from retraind.job import Job, JobState, Reason, advance
 from retraind.report import Candidate, Criterion
-from retraind.supervisor import gate, versions
+from retraind.supervisor import drift, gate, versions
 from retraind.supervisor.build import CandidateDamaged
 from retraind.supervisor.history import sequence_of
 from retraind.supervisor.hook import Hook
@@ -63,6 +63,7 @@ class Filing:
         if earlier is not None and config.intake.duplicates == "skip":
             self.finish_duplicate(job, earlier)
             return
+        self._tell_drift(job, candidate)
         criteria = gate.judge(candidate, config.gate)
         if reasons := gate.objections(criteria):
             message = "; ".join(reason.message for reason in reasons[:5])
@@ -70,6 +71,12 @@ class Filing:
             self.finish(advance(job, JobState.REJECTED, datetime.now(UTC), reason=reason))
             return
         self._publish(job, candidate, criteria, config)
+
+    def _tell_drift(self, job: Job, candidate: Candidate) -> None:
+        found = candidate.evaluation.drift
+        self._metrics.drift_seen(found)
+        if found is not None and drift.has_drifted(found):
+            log.warning("job %s: the data has drifted, or a fault lasts in it: %s", job.id, drift.told(found))
 
     def _publish(self, job: Job, candidate: Candidate, criteria: list[Criterion], config: Config) -> None:
         started_at = time.monotonic()
@@ -118,6 +125,7 @@ class Filing:
         if manifest is not None:
             self._metrics.published(manifest)
         if before is None:
+            self._metrics.drift_seen(manifest.evaluation.drift if manifest is not None else None)
             return
         is_older = sequence_of(version) < sequence_of(before)
         what = "rolled back" if is_older else "changed"

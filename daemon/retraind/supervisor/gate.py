@@ -7,7 +7,8 @@ the process that publishes.
 import math
 
 from retraind.config import GateConfig
-from retraind.report import Candidate, Criterion, TensorFact, unfit
+from retraind.report import Candidate, Criterion, TensorFact
+from retraind.supervisor.siblings import unfit
 
 # Ten thousand rows in all, as a tenth is held out. With fewer, a handful of epochs that somebody asked for leaves the
 # net near its first weights, and who tries the service with a small file wants to see it publish.

@@ -15,16 +15,16 @@ from itertools import product
 from retraind import __version__, events
 from retraind.errors import QUARANTINE_CODES, Disposition
 from retraind.printable import printable
-from retraind.report import Manifest, TrainingReport
+from retraind.report import TrainingReport
 from retraind.supervisor.intake import Scan
-from retraind.supervisor.series import Registry
+from retraind.supervisor.model_metrics import DEVICES, ModelMetrics
+from retraind.supervisor.series import Registry, bounded
 from retraind.supervisor.spool import Spool, Usage, count
 
 STAGES = ("preflight", "ingest", "import", "train", "evaluate", "publish")
 RESULTS = ("published", "duplicate", "rejected", "quarantined")
 HOOK_RESULTS = ("ok", "failed", "timeout")
 FAULTS = ("spool", "models", "state", "port", "filing", "config", "preflight", "disk", "worker", "low_disk")
-DEVICES = ("cpu", "cuda")
 DIRECTORIES = ("spool", "models", "state")
 DROP_REASONS = ("missing", "non_finite", "not_a_number", "ragged", "malformed", "truncated_tail", "other")
 EXIT_REASONS = ("finished", "failed", "interrupted", "crashed", "killed", "silent", "timeout", "protocol")
@@ -46,8 +46,6 @@ GPU_FACTS = {
     "pcie_generation": "Generation at which the GPU's link runs, which is lower when it rests",
     "pcie_width": "Lanes of the GPU's link",
 }
-# More than any count that is meant: a number of a worker gone mad must end neither the loop nor every later scrape.
-_MAX_NUMBER = 2.0**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,21 +166,8 @@ class Metrics:
             "publish_hook_runs", "Runs of publish.hook that ended, by result.", {"result": HOOK_RESULTS}
         )
         self._rollbacks = make.counter("rollbacks", "Times that an older version was seen to be made live.")
-        self._info = make.changing("model_info", "The live version.", "version")
-        self._model_device = make.changing(
-            "model_device", "1 for the device on which the live version was trained.", "device"
-        )
-        self._live = make.optional(
-            "model",
-            {
-                "heldout_loss": "Held-out loss of the live version.",
-                "mean_loss": "Loss of predicting each metric's mean on the same held-out rows.",
-                "pca_loss": "Loss of as many principal components on the same rows; absent for wide data.",
-                "rows": "Rows that the live version was trained on.",
-                "metrics": "Metrics that the live version takes.",
-                "last_publish_timestamp_seconds": "When the live version was published.",
-            },
-        )
+        model = ModelMetrics(make)
+        self.published, self.drift_seen = model.published, model.drift_seen
         self._last = make.optional("job", {"last_success_timestamp_seconds": "When a job last ended published."})
 
     # What the loop tells, in the order of a service's life.
@@ -260,18 +245,18 @@ class Metrics:
         }
         for fact, series in self._gpus.items():
             told = {name: getattr(gpu, fact) for name, gpu in gpus.items()}
-            series.values = {(name,): _bounded(value) for name, value in told.items() if value is not None}
+            series.values = {(name,): bounded(value) for name, value in told.items() if value is not None}
 
     def rows_seen(self, num_used: int, num_dropped: Mapping[str, int]) -> None:
-        self._rows_used.inc(_bounded(num_used))
+        self._rows_used.inc(bounded(num_used))
         for reason, number in num_dropped.items():
-            self._rows_dropped.labels(reason if reason in DROP_REASONS else "other").inc(_bounded(number))
+            self._rows_dropped.labels(reason if reason in DROP_REASONS else "other").inc(bounded(number))
 
     def progress(self, event: events.Progress) -> None:
         values = {"epoch": event.epoch, "epochs": event.epochs, "rows_per_second": event.rows_per_second}
         if event.loss is not None and math.isfinite(event.loss):
             values["loss"] = event.loss
-        self._current.values = {name: _bounded(value) for name, value in values.items()}
+        self._current.values = {name: bounded(value) for name, value in values.items()}
         for device in DEVICES:
             self._device.labels(device).set(device == event.device.partition(":")[0])
 
@@ -279,7 +264,7 @@ class Metrics:
         """Counts the exit, and takes away what was true of the running job only."""
         self._exits.labels(reason).inc()
         if peak_bytes:
-            self._peak.set(_bounded(peak_bytes))
+            self._peak.set(bounded(peak_bytes))
         self._active.set(0)
         for device in DEVICES:
             self._device.labels(device).set(0)
@@ -287,8 +272,8 @@ class Metrics:
 
     def trained(self, training: TrainingReport) -> None:
         """An attempt that came to its end."""
-        self._steps.inc(_bounded(training.num_steps))
-        self._skipped_steps.inc(_bounded(training.num_skipped_steps))
+        self._steps.inc(bounded(training.num_steps))
+        self._skipped_steps.inc(bounded(training.num_skipped_steps))
 
     def checkpointed(self) -> None:
         self._checkpoints.inc()
@@ -312,22 +297,6 @@ class Metrics:
     def rolled_back(self) -> None:
         self._rollbacks.inc()
 
-    def published(self, manifest: Manifest) -> None:
-        """The live version, now or found at the start."""
-        self._info.values = {(manifest.version,): 1}
-        trained_on = manifest.training.device.partition(":")[0]
-        self._model_device.values = {(device,): float(device == trained_on) for device in DEVICES}
-        values = {
-            "heldout_loss": manifest.evaluation.heldout_loss,
-            "mean_loss": manifest.evaluation.mean_loss,
-            "rows": _bounded(manifest.dataset.num_rows),
-            "metrics": len(manifest.metric_names),
-            "last_publish_timestamp_seconds": manifest.published_at.timestamp(),
-        }
-        if manifest.evaluation.pca_loss is not None:
-            values["pca_loss"] = manifest.evaluation.pca_loss
-        self._live.values = values
-
     def job_ended(self, result: str, code: str, seconds: float) -> None:
         self._jobs.labels(result).inc()
         self._job_seconds.observe(seconds)
@@ -341,7 +310,3 @@ def _total(usages: list[Usage]) -> Usage:
     times = [usage.oldest for usage in usages if usage.oldest is not None]
     num_files, num_bytes = sum(usage.num_files for usage in usages), sum(usage.num_bytes for usage in usages)
     return Usage(num_files, num_bytes, min(times, default=None))
-
-
-def _bounded(number: float) -> float:
-    return float(min(max(number, 0), _MAX_NUMBER))

@@ -20,6 +20,9 @@ Labels = Mapping[str, tuple[str, ...]]
 # From a file of 300 rows to a day of training.
 _SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3600.0, 14_400.0, 86_400.0)
 
+# More than any count that is meant: a number of a worker gone mad must end neither the loop nor every later scrape.
+_MAX_NUMBER = 2.0**63
+
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -115,3 +118,8 @@ def _takes_gzip(accept_encoding: str) -> bool:
         if name == "gzip":
             return weight.rstrip("0.") != "q="
     return False
+
+
+def bounded(number: float) -> float:
+    """A number of a worker as one that every client can read."""
+    return float(min(max(number, 0), _MAX_NUMBER))

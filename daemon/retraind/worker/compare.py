@@ -1,6 +1,7 @@
-"""The published model beside the candidate: what the net of each leaves of the same held-out rows, in the same units.
+"""The published model on new data: beside the candidate, in the same units, and how often its threshold is passed.
 
-Owns the figure by which the gate compares two models, and the words for why it could not be had. The losses of two
+Owns the figure by which the gate compares two models, the count that tells drift, and the words for why they could not
+be had. The losses of two
 models are in the units of two scalers and can not be set against each other: here both count in deviations of the
 candidate's, and far beyond them only with their logarithm, so that one burst does not decide. A published version that
 is damaged, or of other metrics, never fails a job. Never decides. Raises what its beat and the rows raise.
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from retraind import report
 from retraind.errors import HostError
 from retraind.worker.detector import Detector, load_model
-from retraind.worker.rows import RowRange, last_rows, read_blocks
+from retraind.worker.rows import MAX_HELDOUT_ROWS, RowRange, last_rows, read_blocks, spread_rows
 from retraind.worker.scaler import harden, soften
 from retraind.worker.scorer import Scorer
 
@@ -27,30 +28,65 @@ MAX_COMPARED_ROWS = 65_536
 
 Beat = Callable[[float | None], None]
 Floats = NDArray[np.float64]
+Found = tuple[report.Comparison | None, report.Drift | None, str]
 
 
 def compare(
-    home: Path, candidate: Scorer, dataset: report.Dataset, scaler: report.Scaler, rows: RowRange | None, beat: Beat
-) -> tuple[report.Comparison | None, str]:
-    """The comparison with the live version below `home`, on the last of the held-out rows; else None and why not."""
+    home: Path,
+    candidate: Scorer,
+    dataset: report.Dataset,
+    scaler: report.Scaler,
+    rows: RowRange,
+    heldout_rows: RowRange | None,
+    beat: Beat,
+) -> Found:
+    """The live version below `home`: compared on the last of the held-out rows, and its alarms in all rows.
+
+    What could not be had is None, and then there are words for why there is no comparison.
+    """
     if not (home / "current").is_symlink():
-        return None, "nothing was published before"
-    if rows is None:
-        return None, "no rows are held out"
+        return None, None, "nothing was published before"
     try:
         published = load_model(home)
     except (HostError, OSError, RuntimeError) as error:
-        return None, f"the published version can not be used: {error}"
-    if others := sorted(inputs(published.manifest.dataset) ^ _inputs(dataset)):
+        return None, None, f"the published version can not be used: {error}"
+    if others := sorted(inputs(published.manifest.dataset) ^ inputs(dataset)):
         named = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
-        return None, f"version {published.version} is of other metrics: {named}"
-    ours, theirs = _errors(published, candidate, dataset, scaler, last_rows(rows, MAX_COMPARED_ROWS), beat)
-    return report.Comparison(
+        return None, None, f"version {published.version} is of other metrics: {named}"
+    drift = _drift(published, dataset, scaler, rows, beat)
+    if heldout_rows is None:
+        return None, drift, "no rows are held out"
+    compared_rows = last_rows(heldout_rows, MAX_COMPARED_ROWS)
+    ours, theirs = _errors(published, candidate, dataset, scaler, compared_rows, beat)
+    comparison = report.Comparison(
         version=published.version,
         published_error=theirs,
         candidate_error=ours,
-        num_rows=min(rows.num_rows, MAX_COMPARED_ROWS),
-    ), ""
+        num_rows=compared_rows.num_rows,
+    )
+    return comparison, drift, ""
+
+
+def _drift(
+    published: Detector, dataset: report.Dataset, scaler: report.Scaler, rows: RowRange, beat: Beat
+) -> report.Drift | None:
+    """How many of the rows, or of a sample in pieces that are spread over them, the published model calls anomalous."""
+    threshold = published.manifest.evaluation.threshold
+    if threshold is None:
+        return None
+    order = [dataset.metric_names.index(name) for name in published.metric_names]
+    num_metrics, num_rows, num_alarms = rows.num_metrics, 0, 0
+    for block_BF in spread_rows(rows.seen_through(published.reach), MAX_HELDOUT_ROWS):
+        windows_BF = block_BF.numpy()
+        before_RD = _raw(windows_BF[0, :-num_metrics].reshape(-1, num_metrics), scaler)
+        raw_BD = _raw(windows_BF[:, -num_metrics:], scaler)
+        scores_B = published.score(raw_BD[:, order], before_RD[:, order])
+        num_rows += int(np.isfinite(scores_B).sum())
+        num_alarms += int((scores_B > 1).sum())
+        beat(None)
+    return report.Drift(
+        version=published.version, num_rows=num_rows, num_alarms=num_alarms, expected_share=threshold.expected_share
+    )
 
 
 def inputs(dataset: report.Dataset) -> set[str]:

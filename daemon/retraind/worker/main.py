@@ -207,10 +207,10 @@ def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) 
         false_alarm_share=order.training.false_alarm_share,
     )  # fmt: skip
     if order.published:
-        comparison, why_not = compare.compare(
-            Path(order.published), trained_scorer, ingested.dataset, ingested.scaler, heldout_rows, emitter.beat
+        comparison, drift, why_not = compare.compare(
+            Path(order.published), trained_scorer, ingested.dataset, ingested.scaler, rows, heldout_rows, emitter.beat
         )
-        evaluation = msgspec.structs.replace(evaluation, comparison=comparison, no_comparison=why_not)
+        evaluation = msgspec.structs.replace(evaluation, comparison=comparison, drift=drift, no_comparison=why_not)
     weights, beside = model.serialise(trained), scorer.serialise(trained_scorer)
     sha256 = hashlib.sha256(weights).hexdigest()
     fsio.write_atomic(work_dir / WEIGHTS_NAME, weights)
