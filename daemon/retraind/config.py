@@ -100,6 +100,9 @@ class WorkerConfig(Section, frozen=True, kw_only=True):
     max_seconds: Seconds = 86_400.0
     # Below the unit's TimeoutStopSec, so that systemd never has to kill.
     stop_seconds: Seconds = 15.0
+    # Importing torch is most of a small file's time. Files that come more often than this find a worker that has done
+    # it; for rarer ones it is begun while they settle. 0 keeps none.
+    keep_ready_seconds: Annotated[float, Meta(ge=0, le=31_536_000)] = 600.0
 
 
 class PreflightConfig(Section, frozen=True, kw_only=True):

@@ -14,6 +14,11 @@ PROTOCOL = 1
 # The longest legal line: `ingested` names every column, a constant one twice, and a header may be 1 MiB of names.
 MAX_LINE_BYTES = 4 * 2**20
 
+# What a worker is told in place of an order that is still to come, and what it answers once it waits for one; the
+# order's path follows, as a line, on the worker's standard input.
+READY_ARGUMENT = "--ready"
+READY_LINE = b"ready\n"
+
 # What a preflight looks at and what it may say: closed sets, since both become labels of a metric.
 CHECKS = (
     *("host.memory", "host.disk", "host.shm", "host.cpu"),

@@ -193,12 +193,23 @@ class Monkey:
         """At a moment of its life, not at that of its birth: so a worker is waited for first, if there is work."""
         moment = self._rng.uniform(0.0, 0.05)
         if os.listdir(self.service.incoming):
-            self._wait_for(self._workers, 2.0)
+            self._wait_for(self._has_job, 2.0)
         self._pause.wait(moment)
         for pid in self._workers():
             with contextlib.suppress(ProcessLookupError):
+                what = "kills of one that is kept ready" if self._is_kept_ready(pid) else "kills of a worker"
                 os.kill(pid, signal.SIGKILL)
-                self.counts["kills of a worker"] += 1
+                self.counts[what] += 1
+
+    def _has_job(self) -> bool:
+        return any(not self._is_kept_ready(pid) for pid in self._workers())
+
+    @staticmethod
+    def _is_kept_ready(pid: int) -> bool:
+        """Whether it has no job yet: until then its standard input is a socket."""
+        with contextlib.suppress(OSError):
+            return os.readlink(f"/proc/{pid}/fd/0").startswith("socket:")
+        return False
 
     def stop_worker(self) -> None:
         for pid in self._workers():

@@ -4,8 +4,9 @@ Takes the worker's arguments, needs only the standard library, and knows the pro
 service disagree, the wire has changed. Names: `hold` leaves a checkpoint and waits for <spool>/release, `kill` ends
 itself by SIGKILL, `crash` exits 1, `garbage` sends no JSON, `mute` says nothing, `stubborn` ignores SIGTERM, `refuse`
 reports a bad dataset, `host` defers and `reader` waits until <spool>/healed exists, `memory` needs a batch of at most
-512, `gate` offers NaN, `slow` trains for half a second. As the real one it dies with the service, and on a full disk
-it says so.
+512, `gate` offers NaN, `slow` trains for half a second. As the real one it dies with the service, on a full disk
+it says so. It can be kept ready; RETRAIND_FAKE_READY says how that goes wrong: `broken` ends before it is ready,
+`leaves` when it has its order, and `stuck` does nothing then.
 """
 
 import ctypes
@@ -23,7 +24,25 @@ from types import TracebackType
 PR_SET_PDEATHSIG = 1
 SIBLING = "extra.bin"  # what is published beside the weights
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-order_path = Path(sys.argv[-1])
+mishap = os.environ.get("RETRAIND_FAKE_READY", "")
+
+
+def wait_for_order() -> Path:
+    """The order of one that was kept ready. Its standard input is no socket from then on: so tests tell them apart."""
+    if mishap == "broken":
+        sys.exit(1)
+    with socket.socket(fileno=os.dup(0)) as channel:
+        channel.sendall(b"ready\n")
+        path = channel.makefile("rb").readline()
+    if not path or mishap == "leaves":
+        sys.exit(0)
+    while mishap == "stuck":
+        signal.pause()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    return Path(os.fsdecode(path.rstrip(b"\n")))
+
+
+order_path = wait_for_order() if sys.argv[-1] == "--ready" else Path(sys.argv[-1])
 order = json.loads(order_path.read_text())
 directory = os.fsencode(order["datasets"][0])
 name = os.listdir(directory)[0]

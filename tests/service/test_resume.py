@@ -24,7 +24,9 @@ def rows(num_rows: int) -> str:
 @pytest.fixture
 def planned(make_service) -> Service:
     """The service with the real worker, which is killed as spool/../plan says, one line an attempt."""
-    service = make_service(fake=False, training={"epochs": 4, "batch_size": 64}, worker={"stop_seconds": 15.0})
+    service = make_service(
+        fake=False, training={"epochs": 4, "batch_size": 64}, worker={"stop_seconds": 15.0, "keep_ready_seconds": 0}
+    )
     plan = service.root / "plan"
     launcher = service.root / "killed-python"
     launcher.write_text(

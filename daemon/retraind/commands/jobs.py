@@ -92,6 +92,7 @@ def status(config: Config, *, as_json: bool) -> int:
             ("live version", current.live_version or "none"),
             ("files waiting", current.num_ready),
             ("files settling", current.num_settling),
+            ("worker ready", "yes" if current.is_worker_ready else "no"),
             *((f"fault: {name}", text) for name, text in current.faults.items()),
             *((f"GPU {gpu.index}{' *' if gpu.is_chosen else ''}", describe_gpu(gpu)) for gpu in current.gpus),
             *([("on the CPU since", current.cpu_fallback)] if current.cpu_fallback else []),

@@ -101,7 +101,7 @@ def _attempt_until_done(job: Job, config: Config, order: Order, *, quiet: bool) 
 def _attempt(job: Job, config: Config, order: Order, *, quiet: bool) -> Outcome:
     training = schedule.lowered(config.training, job)
     order = msgspec.structs.replace(order, attempt=job.attempts, training=training)
-    child = Child(order, config.worker.python, config.worker)
+    child = Child(order, config.worker)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: child.stop(time.monotonic()))
     try:

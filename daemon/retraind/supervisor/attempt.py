@@ -22,6 +22,7 @@ from retraind.supervisor.filing import Filing
 from retraind.supervisor.ledger import Ledger
 from retraind.supervisor.metrics import Metrics
 from retraind.supervisor.queue import Queue
+from retraind.supervisor.ready import ReadyWorker
 from retraind.supervisor.spool import Spool
 
 log = logging.getLogger(__name__)
@@ -31,13 +32,14 @@ _FAULT_OF_CODE = {"preflight_failed": "preflight", "disk_full": "disk"}
 
 
 class Attempt:
-    """At most one running worker and its job."""
+    """At most one running worker and its job; without one, the worker that is kept ready for the next."""
 
     def __init__(
         self, spool: Spool, ledger: Ledger, queue: Queue, filing: Filing, faults: Faults, metrics: Metrics
     ) -> None:
         self._spool, self._ledger, self._queue, self._filing = spool, ledger, queue, filing
         self._faults, self._metrics = faults, metrics
+        self.ready = ReadyWorker(metrics)
         self.child: Child | None = None
         self.job: Job | None = None
         self.stage = ""
@@ -54,7 +56,7 @@ class Attempt:
         self._ledger.fresh_work_dir(job.id)
         self.job, self.stage, self._stage_at, self._duplicate_of = job, "", now, ""
         self._said = events.Checked(checks=[])
-        child = Child(self._order(job, config), config.worker.python, config.worker)
+        child = Child(self._order(job, config), config.worker, self.ready)
         try:
             child.start(now)
         except HostError as error:
@@ -99,6 +101,20 @@ class Attempt:
         child.close()
         self.child = None
         self._end(outcome, config, now)
+
+    def prepare(self, config: Config, now: float, *, may_start: bool) -> None:
+        """Keeps a worker ready for the next job, never beside one that has a job: their memory would add up."""
+        if self.child is not None:
+            self.ready.expect(now)  # files seldom come alone
+        self.ready.tend(config.worker, now, may_start=may_start and self.child is None)
+
+    def fds(self) -> list[int]:
+        """What to wait on."""
+        return self.ready.fds() if self.child is None else self.child.fds()
+
+    def next_deadline(self, config: Config, now: float) -> float | None:
+        """The monotonic time at which `tend` or `prepare` has something to do; None when that is nothing."""
+        return self.ready.next_deadline(config.worker, now) if self.child is None else self.child.next_deadline()
 
     def stop(self, now: float) -> None:
         """Asks a running worker to end; its job goes back to the queue."""
@@ -191,6 +207,10 @@ class Attempt:
             log.warning("job %s: %s: %s; next try in %.0f s", job.id, job.name, error, step.pause_seconds)
         else:
             log.info("job %s: %s goes back to the queue: %s", job.id, job.name, error.message)
+
+    def close(self) -> None:
+        """Ends what waits without a job."""
+        self.ready.close()
 
     def _machine_works(self) -> None:
         self._num_deferrals = 0

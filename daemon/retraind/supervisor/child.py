@@ -2,7 +2,8 @@
 
 The only place that starts, signals or reaps a worker. Events are believed only from this attempt; the exit status
 wins over what was said. Stop is SIGTERM, then SIGKILL after worker.stop_seconds; a silent worker first gets SIGABRT,
-so that its stacks stand in the log. Never blocks: the loop polls `fds` and calls `read` and `poll`.
+so that its stacks stand in the log. A worker that was kept ready and does not begin is ended, and another one started
+for the same attempt. Never blocks: the loop polls `fds` and calls `read` and `poll`.
 """
 
 import contextlib
@@ -11,7 +12,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +21,10 @@ from retraind import events, fsio
 from retraind.config import WorkerConfig
 from retraind.errors import HostError, Interrupted, RetraindError, WorkerLost, worker_error
 from retraind.job import Order
-from retraind.supervisor import program
+from retraind.supervisor.ready import ReadyWorker, interpreter, spawn
 
 log = logging.getLogger(__name__)
 
-WORKER_DIR = Path(__file__).resolve().parent.parent / "worker"
 # From SIGABRT to SIGKILL: long enough to write every thread's stack.
 _ABORT_GRACE_SECONDS = 3.0
 _MAX_CONNECTIONS = 4
@@ -45,12 +44,13 @@ class Outcome:
 class Child:
     """A running attempt. `start`, then `read` and `poll` until `poll` gives an outcome; `close` at the end."""
 
-    def __init__(self, order: Order, python: str, config: WorkerConfig) -> None:
+    def __init__(self, order: Order, config: WorkerConfig, ready: ReadyWorker | None = None) -> None:
         self.order = order
         self.last: events.Event | None = None
         self.num_unknown_events = 0
-        self._python = sys.executable if python == "auto" else python
-        self._config = config
+        self._order_path = Path(order.work_dir) / "order.json"
+        self._python, self._config, self._ready = interpreter(config), config, ready
+        self._begin_by: float | None = None  # of one that was kept ready, until its first event
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._listener: socket.socket | None = None
@@ -70,22 +70,43 @@ class Child:
 
     def start(self, now: float) -> None:
         """Writes the order down, listens, and spawns. Raises HostError worker_not_started, or OSError."""
-        order_path = Path(self.order.work_dir) / "order.json"
-        fsio.write_atomic(order_path, msgspec.json.encode(self.order), mode=0o640)
+        fsio.write_atomic(self._order_path, msgspec.json.encode(self.order), mode=0o640)
         self._listener = _listen(Path(self.order.socket))
+        taken = None if self._ready is None else self._ready.take(self._python, self._order_path, now)
+        if taken is None:
+            self._spawn(now)
+        else:
+            process, self._begin_by = taken
+            self._watch(process, now)
+
+    def _spawn(self, now: float) -> None:
         try:
-            self._process = subprocess.Popen(
-                [self._python, "-s", str(WORKER_DIR), str(order_path)],
-                stdin=subprocess.DEVNULL,
-                env=program.environment(),
-                cwd="/",
-            )
+            process = spawn(self._python, str(self._order_path))
         except OSError as error:
             self.close()
             remedy = "check worker.python: `retraind check` tries it"
             raise HostError("worker_not_started", f"{self._python}: {error.strerror}", remedy=remedy) from error
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self._watch(process, now)
+
+    def _watch(self, process: subprocess.Popen[bytes], now: float) -> None:
+        self._process = process
+        self._unwatch()
+        self._pidfd = os.pidfd_open(process.pid)
         self._heard_at = self._started_at = now
+
+    def _unwatch(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def _start_over(self, now: float) -> None:
+        """In place of one that was kept ready and is gone: of that one nothing more is heard. Raises as `start`."""
+        assert self._ready is not None
+        self._hang_up()
+        self._begin_by = None
+        self._ready.lost(now)
+        self._listener = _listen(Path(self.order.socket))
+        self._spawn(now)
 
     def fds(self) -> list[int]:
         """What to wait on: the process itself, the listener, the worker's connection."""
@@ -132,6 +153,10 @@ class Child:
         if self._terminal is not None:
             raise events.ProtocolError(f"{envelope.kind} after the last event")
         self._said_hello = True
+        if self._begin_by is not None:
+            self._begin_by = None
+            if self._ready is not None:
+                self._ready.answered()
         if isinstance(event, events.Finished | events.Failed):
             self._terminal = event
         return [event]
@@ -148,7 +173,18 @@ class Child:
         status = self._process.poll()
         if status is not None:
             self._late += self.read(now)
-            return self._outcome(status)
+            if self._begin_by is None or self._verdict is not None:
+                return self._outcome(status)
+            try:
+                self._start_over(now)
+            except (HostError, OSError) as error:
+                return Outcome(HostError("worker_not_started", str(error)), "crashed")
+            return None
+        if self._begin_by is not None and now >= self._begin_by and self._verdict is None:
+            log.warning("worker %d was kept ready and does not begin: another one is started", self.pid)
+            self._hang_up()  # first, so that nothing that it still says is taken for the next one's
+            self._process.kill()
+            self._begin_by = float("inf")
         if self._kill_at is not None and now >= self._kill_at:
             self._process.kill()
         elif now - self._heard_at > self._config.silence_seconds:
@@ -166,7 +202,7 @@ class Child:
     def next_deadline(self) -> float:
         """The monotonic time at which `poll` has something to enforce."""
         quiet = min(self._heard_at + self._config.silence_seconds, self._started_at + self._config.max_seconds)
-        return min(quiet, self._kill_at) if self._kill_at is not None else quiet
+        return min([quiet, *(at for at in (self._kill_at, self._begin_by) if at is not None)])
 
     def _end(self, error: RetraindError, reason: str, now: float, how: signal.Signals, grace: float = 0.0) -> None:
         if self._verdict is not None or self._process is None:
@@ -217,19 +253,21 @@ class Child:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
-        if self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
+        self._unwatch()
+        self._hang_up()
+        try:
+            Path(self.order.socket).unlink(missing_ok=True)
+        except OSError as error:  # the next attempt takes the name away; this one must come to its end
+            log.warning("%s stays behind: %s", self.order.socket, error.strerror)
+
+    def _hang_up(self) -> None:
+        """Hears nothing more of the process but its end."""
         for connection in self._connections:
             connection.close()
         self._connections.clear()
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-            try:
-                Path(self.order.socket).unlink(missing_ok=True)
-            except OSError as error:  # the next attempt takes the name away; this one must come to its end
-                log.warning("%s stays behind: %s", self.order.socket, error.strerror)
 
 
 def _listen(path: Path) -> socket.socket:

@@ -74,6 +74,7 @@ class Loop:
         self.state, self.text = "starting", "starting"
         self._told_at = 0.0  # when the line was last told
         self._is_told = False  # the line of this moment was told
+        self._told_ready = False  # whether a worker was ready when it was told
 
     def run(self) -> None:
         """Until a stop is asked for and the worker is gone."""
@@ -83,6 +84,7 @@ class Loop:
         while not (self._stopping and self._attempt.child is None):
             self._wait()
             self._turn()
+        self._attempt.close()
         self._hook.close()
         self._retention.close()
         self._queue.close()
@@ -101,6 +103,7 @@ class Loop:
             self._measure,
             self._retain,
             self._start_next,
+            self._prepare,
         ):
             self._guarded(step, now)
         self._report(time.monotonic())
@@ -125,8 +128,10 @@ class Loop:
         child = self._attempt.child
         if not self._stopping:
             times += [self._queue.scan_at, *([] if self._recovery_due else [self._retention.due_at])]
+        attempt_at = self._attempt.next_deadline(self._config, now)
+        times += [] if attempt_at is None else [attempt_at]
         if child is not None:
-            times += [child.next_deadline(), now + _PROGRESS_SECONDS]
+            times.append(now + _PROGRESS_SECONDS)
         elif not self._stopping and not self._faults.is_blocking:
             retry_at = self._queue.next_try(now)
             times += [] if retry_at is None else [retry_at]
@@ -139,7 +144,7 @@ class Loop:
         if self.state not in ("idle", "starting") or not self._is_told:
             times.append(self._told_at + _PROGRESS_SECONDS if now < self._told_at + _PROGRESS_SECONDS else now + 1)
         poller = select.poll()
-        for fd in [self._wake.fd, *(child.fds() if child else []), *self._hook.fds()]:
+        for fd in [self._wake.fd, *self._attempt.fds(), *self._hook.fds()]:
             poller.register(fd, select.POLLIN)
         poller.poll(max(0.0, min(times) - now) * 1000 + 1)
 
@@ -153,6 +158,7 @@ class Loop:
             self._stopping = True
             self._systemd.stopping()
             self._attempt.stop(now)
+            self._attempt.ready.close()
 
     def _reload(self) -> None:
         """All of the new configuration or none of it. A running job keeps what it was started with."""
@@ -266,14 +272,23 @@ class Loop:
         if job is not None:
             self._attempt.start(job, self._config, now)
 
+    def _prepare(self, now: float) -> None:
+        """A worker for the job that may come: after the start, after a job, and while a file settles."""
+        is_well = not self._faults.texts and now >= self._queue.hold_until and not self._queue.holds.now.queue
+        if self._queue.scan.settling or self.state == "starting":
+            self._attempt.ready.expect(now)
+        self._attempt.prepare(self._config, now, may_start=is_well and not self._stopping)
+
     def _report(self, now: float) -> None:
         self._systemd.watchdog(now)
         self._metrics.ready(not self._faults.is_blocking)
         state, text = self._describe(now)
-        self._is_told = (state, text) == (self.state, self.text)
+        is_worker_ready = self._attempt.ready.is_ready
+        self._is_told = (state, text, is_worker_ready) == (self.state, self.text, self._told_ready)
         if self._is_told or (state == self.state and now < self._told_at + _PROGRESS_SECONDS):
             return
         self.state, self.text, self._told_at, self._is_told = state, text, now, True
+        self._told_ready = is_worker_ready
         self._systemd.status(text)
         job = self._attempt.job
         current = status.Status(
@@ -284,6 +299,7 @@ class Loop:
             num_ready=len(self._queue.scan.ready),
             num_settling=len(self._queue.scan.settling),
             live_version=self._publisher.live_version(),
+            is_worker_ready=is_worker_ready,
             faults=dict(self._faults.texts),
             gpus=self._attempt.checked.gpus,
             cpu_fallback=self._attempt.checked.fallback,

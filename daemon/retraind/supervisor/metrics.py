@@ -19,7 +19,7 @@ from retraind.report import TrainingReport
 from retraind.supervisor.intake import Scan
 from retraind.supervisor.model_metrics import DEVICES, ModelMetrics
 from retraind.supervisor.series import Registry, bounded
-from retraind.supervisor.spool import Spool, Usage, count
+from retraind.supervisor.spool import Spool, Usage, count, total
 
 STAGES = ("preflight", "ingest", "import", "train", "evaluate", "publish")
 RESULTS = ("published", "duplicate", "rejected", "quarantined")
@@ -148,6 +148,8 @@ class Metrics:
         self._exits = make.counter("worker_exits", "Ended workers by reason.", {"reason": EXIT_REASONS})
         self._peak = make.gauge("worker_peak_memory_bytes", "Greatest resident size of the last worker that finished.")
         self._unknown_events = make.counter("unknown_events", "Events from workers that were not understood.")
+        self._worker_ready = make.gauge("worker_ready", "1 while a worker waits for the next job, imports done.")
+        self._ready_lost = make.counter("worker_ready_lost", "Workers kept ready that were gone before they had a job.")
         self._active = make.gauge("job_active", "1 while a worker runs.")
         self._device = make.gauge("job_device", "1 for the device of the running job.", {"device": DEVICES})
         self._current = make.optional(
@@ -202,7 +204,7 @@ class Metrics:
         self._watch_healthy.set(watch_mode == "inotify")
         self._stale_temporaries.set(scan.num_stale_temporaries)
         usages = {state: spool.usage(path) for state, path in (("done", spool.done), ("quarantine", spool.quarantined))}
-        usages["active"] = _total([count(path) for path in spool.active.iterdir()])
+        usages["active"] = total([count(path) for path in spool.active.iterdir()])
         for state, entries in (("settling", scan.settling), ("ready", scan.ready), ("refused", scan.refused)):
             first_ns = min((entry.mtime_ns for entry in entries), default=None)
             size = sum(entry.size for entry in entries)
@@ -225,6 +227,12 @@ class Metrics:
     def held(self, *, queue: bool, num_jobs: int) -> None:
         self._queue_held.set(queue)
         self._jobs_held.set(num_jobs)
+
+    def worker_ready(self, is_ready: bool) -> None:
+        self._worker_ready.set(is_ready)
+
+    def ready_worker_lost(self) -> None:
+        self._ready_lost.inc()
 
     def started(self) -> None:
         self._active.set(1)
@@ -304,9 +312,3 @@ class Metrics:
             self._last.values = {"last_success_timestamp_seconds": time.time()}
         if result == "quarantined":
             self._quarantined.labels(code if code in QUARANTINE_CODES else "other").inc()
-
-
-def _total(usages: list[Usage]) -> Usage:
-    times = [usage.oldest for usage in usages if usage.oldest is not None]
-    num_files, num_bytes = sum(usage.num_files for usage in usages), sum(usage.num_bytes for usage in usages)
-    return Usage(num_files, num_bytes, min(times, default=None))

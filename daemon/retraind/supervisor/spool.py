@@ -236,6 +236,13 @@ def read_reason(path: bytes) -> ReasonFile | None:
         return None
 
 
+def total(usages: list[Usage]) -> Usage:
+    """What lies in several directories."""
+    times = [usage.oldest for usage in usages if usage.oldest is not None]
+    num_files, num_bytes = sum(usage.num_files for usage in usages), sum(usage.num_bytes for usage in usages)
+    return Usage(num_files, num_bytes, min(times, default=None))
+
+
 def count(directory: Path) -> Usage:
     """Files and bytes in a directory, reason files and names with a leading dot left out."""
     num_files, num_bytes, oldest = 0, 0, None

@@ -27,6 +27,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     num_ready: int = 0
     num_settling: int = 0
     live_version: str = ""
+    is_worker_ready: bool = False
     faults: dict[str, str] = {}
     gpus: list[Gpu] = []  # as the last preflight found them
     cpu_fallback: str = ""  # why the last job was sent to the CPU although there is a GPU

@@ -1,8 +1,9 @@
 """One job from its order to a candidate on disk, as a process of its own.
 
 Owns the order of the stages, the two files of the result, and the last event with the exit status that goes with it.
-Never publishes and never touches the dataset. torch is imported after the dataset proved readable, so that a bad file
-costs no import. Errors of the tree become a `failed` event; anything else is a crash, with its traceback in the log.
+Never publishes and never touches the dataset. Unless it was kept ready, torch is imported after the dataset proved
+readable, so that a bad file costs no import. Errors of the tree become a `failed` event; anything else is a crash, with
+its traceback in the log.
 """
 
 import errno
@@ -26,7 +27,7 @@ import retraind
 from retraind import config, events, fsio, logs, report, typed_json
 from retraind.errors import DataError, HostError, Interrupted, ResourceError, RetraindError, UsageError
 from retraind.job import CHECKPOINT_NAME, Order
-from retraind.worker import gpu_machine, preflight
+from retraind.worker import gpu_machine, preflight, ready
 from retraind.worker.emit import Emitter, die_with_parent
 
 if TYPE_CHECKING:
@@ -41,25 +42,38 @@ EXIT_CRASHED = 1
 
 
 def main(arguments: list[str]) -> int:
-    """Does the job whose order is the only argument. Returns the exit status."""
+    """Does the job whose order is the only argument, or the one that a worker kept ready is given. The exit status."""
     if len(arguments) != 1:
-        print("usage: python -m retraind.worker ORDER.json", file=sys.stderr)
+        print(f"usage: python -m retraind.worker ORDER.json | {events.READY_ARGUMENT}", file=sys.stderr)
         return UsageError.exit_status
-    order = typed_json.decode(Path(arguments[0]).read_bytes(), Order)
-    logs.setup(order.log_level, job=order.job)
     faulthandler.enable()  # SIGABRT leaves the stacks of all threads in the log
     parent = os.getppid()
     die_with_parent()
+    # A terminal's Ctrl-C reaches the supervisor as well, and it says SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    order_path: Path | None = Path(arguments[0])
+    if arguments[0] == events.READY_ARGUMENT:
+        try:
+            order_path = ready.wait_for_order()
+        except (ImportError, OSError) as error:  # a job would say it with more words, and is started without this one
+            logs.setup("info")
+            log.info("a worker of %s can not be kept ready: %s", sys.executable, error)
+            return HostError.exit_status
+    return 0 if order_path is None else obey(order_path, parent)
+
+
+def obey(order_path: Path, parent: int) -> int:
+    """Does the job, for a supervisor that is still there. Returns the exit status."""
+    order = typed_json.decode(order_path.read_bytes(), Order)
+    logs.setup(order.log_level, job=order.job)
     try:
-        # A parent that died before the line above left no listener, or another parent.
+        # A parent that died before it could be died with left no listener, or another parent.
         emitter = Emitter(Path(order.socket), job=order.job, attempt=order.attempt)
     except OSError as error:
         log.warning("no supervisor at %s: %s", order.socket, error)
         return Interrupted.exit_status
     with emitter:
         signal.signal(signal.SIGTERM, emitter.terminate)
-        # A terminal's Ctrl-C reaches the supervisor as well, and it says SIGTERM.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         if os.getppid() != parent:
             return Interrupted.exit_status
         status = answer(order, emitter)
