@@ -33,6 +33,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/train_speed.py
 	$(BIN)/python benchmarks/score_speed.py
 	$(BIN)/python benchmarks/read_speed.py
+	$(BIN)/python benchmarks/drop_to_publish.py
 
 man: $(VENV)/ready
 	$(BIN)/python docs/man/generate.py build/man

@@ -61,6 +61,22 @@ def test_reading_is_measured_beside_the_fields_own_readers():
         assert 20 < found["peak_mib"]["whole"] < 2000
 
 
+@pytest.mark.slow
+def test_the_way_from_a_drop_to_a_publication_is_measured_with_a_ready_worker_and_a_cold_one():
+    command = [sys.executable, str(SCRIPT.with_name("drop_to_publish.py")), "--rows", "2000", "--epochs", "1", "--json"]
+    command += ["--small-rounds", "1", "--large-rounds", "1"]
+    result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout)
+    for size in ("small", "large"):
+        for name in ("ready", "cold"):
+            row = result[size][name]
+            assert row["rounds"] == 1
+            assert row["seconds_min"] == row["seconds"] == row["seconds_max"] > 0
+            assert row["seconds"] == pytest.approx(sum(row["stages"].values()))
+            assert row["cpu_seconds"] > 0
+            assert 100 < row["peak_mib"] < 4000
+    assert result["setting"]["large_rows"] == 2000
+
+
 def test_the_help_names_every_option():
     text = bench("--help")
     assert all(option in text for option in ("--rows", "--epochs", "--rounds", "--json", "--csv"))

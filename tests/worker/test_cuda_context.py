@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from retraind.report import Check
-from retraind.worker import cuda_context, main
+from retraind.worker import cuda_context
 
 CPU = torch.device("cpu")
 PASSED = Check(name=cuda_context.NAME, status="pass", message="well")
@@ -18,7 +18,6 @@ def test_a_build_without_cuda_says_so():
     check = cuda_context.look()
     assert (check.name, check.status, check.message) == ("cuda.context", "fail", "torch is a build without CUDA")
     assert check.remedy
-    assert not cuda_context.is_stuck()
 
 
 def test_the_product_is_exact_where_the_arithmetic_is_sound():
@@ -39,7 +38,7 @@ def test_a_card_that_computes_wrongly_fails(monkeypatch, wrong):
     assert (check.status, "is off by" in check.message) == ("fail", True)
 
 
-def test_a_check_that_hangs_is_given_up_and_remembered():
+def test_a_check_that_hangs_is_given_up():
     release = threading.Event()
 
     def hang():
@@ -48,13 +47,7 @@ def test_a_check_that_hangs_is_given_up_and_remembered():
 
     check = cuda_context.within(0.1, hang)
     assert (check.status, check.message) == ("fail", "no answer within 0.1 s")
-    assert cuda_context.is_stuck()
-    assert main._is_stuck(), "such a worker must not end in the usual way"
     release.set()
-    cuda_context._stuck[0].join(60)
-    assert not cuda_context.is_stuck()
-    assert not main._is_stuck()
-    cuda_context._stuck.clear()
 
 
 def test_an_answer_in_time_is_the_answer():

@@ -371,19 +371,42 @@ def test_an_interpreter_without_msgspec_says_so_and_is_unavailable(supervisor, d
 
 
 def test_the_workers_directory_is_not_on_the_path(supervisor, dataset, tmp_path, bare_python):
-    # A module that the other interpreter loads at its start reports the path at exit; `import model` would find ours.
+    # A module that the other interpreter loads at its start reports the path when torch is looked for; `import model`
+    # would find ours.
     python = bare_python()
     target = Path(python).parents[1] / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     (target / "report.pth").write_text("import report_path\n")
     (target / "report_path.py").write_text(
-        "import atexit, json, sys\n"
-        f"atexit.register(lambda: open({str(tmp_path / 'path.json')!r}, 'w').write(json.dumps(sys.path)))\n"
+        "import json, sys\n"
+        "class Reporter:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'torch':\n"
+        f"            open({str(tmp_path / 'path.json')!r}, 'w').write(json.dumps(sys.path))\n"
+        "sys.meta_path.insert(0, Reporter())\n"
     )
     supervisor.start(dataset, command=(python, "-s", str(PACKAGE / "worker")), environ={"PYTHONPATH": ""})
     assert supervisor.finish() == 0, supervisor.log()
     seen = [Path(entry).resolve() for entry in json.loads((tmp_path / "path.json").read_text()) if entry]
     assert PACKAGE / "worker" not in seen
     assert PACKAGE.parent not in seen
+
+
+def test_a_process_that_leaves_waits_for_nothing_takes_its_children_along_and_loses_no_line():
+    script = """
+import multiprocessing, sys, threading, time
+from retraind.worker.__main__ import leave
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+child.start()
+print(child.pid)
+threading.Thread(target=time.sleep, args=(600,)).start()  # as one in a driver that never answers
+print("the last line", file=sys.stderr)
+leave(75)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (75, "the last line\n")
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while Path(f"/proc/{done.stdout.strip()}").exists():
+        assert time.monotonic() < deadline, "a child that outlives it"
 
 
 def test_a_socket_path_longer_than_an_address_is_reached(tmp_path):

@@ -2,12 +2,15 @@
 
 The first form works under an interpreter that has never heard of retraind, as worker.python may name one: the package
 is loaded from where this file lies, and no directory is put on that interpreter's path, so that it sees its own
-libraries and none of the service's. Raises SystemExit with the status that the error families prescribe.
+libraries and none of the service's. Ends with the status that the error families prescribe.
 """
 
 import importlib.util
+import logging
+import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 # EX_UNAVAILABLE, as HostError: repeated from the error tree, which may be what could not be imported.
 _EXIT_UNAVAILABLE = 69
@@ -40,5 +43,19 @@ def start() -> int:
     return main(sys.argv[1:])
 
 
+def leave(status: int) -> NoReturn:
+    """Ends the process at once: to take an interpreter with torch apart costs a second, and a job would wait for it.
+
+    What the job made is synced by then. Loader processes are ended here, since nothing else would; a thread that hangs
+    in a driver is not waited for.
+    """
+    if "multiprocessing" in sys.modules:
+        for child in sys.modules["multiprocessing"].active_children():
+            child.kill()
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    raise SystemExit(start())
+    leave(start())

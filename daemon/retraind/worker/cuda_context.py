@@ -2,8 +2,8 @@
 
 Owns `cuda.context`: a context, memory, a product of two matrices whose answer is exact, and everything given back.
 Only torch can tell, so it is made by the worker, once, and only for a job that would use CUDA. It waits no longer than
-its deadline for a driver that hangs; then a thread stays behind, and the process must end by os._exit (`is_stuck`).
-Raises nothing.
+its deadline for a driver that hangs; then a thread stays behind, for which the end of a worker does not wait. Raises
+nothing.
 """
 
 import ctypes
@@ -21,17 +21,11 @@ _SIZE = 256
 _TOLERANCE = 1e-3
 _REMEDY = "see `nvidia-smi` and dmesg; the driver must fit this build of torch"
 _BUILD = "install a build of torch for this card: its page lists CUDA versions, older cards need an older one"
-_stuck: list[threading.Thread] = []
 
 
 def look(num_expected: int | None = None, deadline_seconds: float = DEADLINE_SECONDS) -> Check:
     """The verdict. `num_expected` is how many GPUs torch should see, None where that is not known."""
     return within(deadline_seconds, lambda: _look(num_expected))
-
-
-def is_stuck() -> bool:
-    """True when a check never came back: what runs at the end of a process would wait for it."""
-    return any(thread.is_alive() for thread in _stuck)
 
 
 def within(seconds: float, work: Callable[[], Check]) -> Check:
@@ -48,7 +42,6 @@ def within(seconds: float, work: Callable[[], Check]) -> Check:
     thread.start()
     thread.join(seconds)
     if not answers:
-        _stuck.append(thread)
         message = f"no answer within {seconds:g} s"
         return Check(name=NAME, status="fail", message=message, remedy="a driver that hangs needs a reboot; read dmesg")
     return answers[0]

@@ -76,17 +76,7 @@ def obey(order_path: Path, parent: int) -> int:
         signal.signal(signal.SIGTERM, emitter.terminate)
         if os.getppid() != parent:
             return Interrupted.exit_status
-        status = answer(order, emitter)
-    if _is_stuck():
-        logging.shutdown()
-        os._exit(status)  # the usual end would wait for a driver that never answers
-    return status
-
-
-def _is_stuck() -> bool:
-    """Whether the check of CUDA was made and never came back."""
-    module = sys.modules.get("retraind.worker.cuda_context")
-    return module is not None and module.is_stuck()
+        return answer(order, emitter)
 
 
 def answer(order: Order, emitter: Emitter) -> int:
