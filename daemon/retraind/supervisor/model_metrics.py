@@ -31,7 +31,7 @@ class ModelMetrics:
             {
                 "heldout_loss": "Held-out loss of the live version.",
                 "mean_loss": "Loss of predicting each metric's mean on the same held-out rows.",
-                "pca_loss": "Loss of as many principal components on the same rows; absent for wide data.",
+                "pca_loss": "Loss of as many principal components on the same rows.",
                 "rows": "Rows that the live version was trained on.",
                 "metrics": "Metrics that the live version takes.",
                 "last_publish_timestamp_seconds": "When the live version was published.",
