@@ -218,7 +218,7 @@ class SiblingFile(Fact, frozen=True, kw_only=True):
 class Evaluation(Fact, frozen=True, kw_only=True):
     """Held-out error. `mean_loss` is what predicting each metric's mean would reach on the same rows.
 
-    `pca_loss` is what as many principal components as the model has latent numbers reach; None where it was not measured.
+    `pca_loss` is what as many principal components as the model has latent numbers reach, None where not measured.
     `num_heldout_rows` is 0 when the dataset was too small to hold rows out; all of it is then of the training rows.
     """
 
