@@ -143,13 +143,15 @@ def retraind(training_ND: Floats, test_ND: Floats, seed: int) -> Floats:
         return np.asarray(load_model(name).score(test_ND), dtype=float)
 
 
-def learned(training_ND: Floats, seed: int, work_dir: Path) -> report.Candidate:
-    """What a worker makes of the rows, with its files in `work_dir`."""
+def learned(
+    training_ND: Floats, seed: int, work_dir: Path, home: Path | None = None, *, warm_start: bool = False
+) -> report.Candidate:
+    """What a worker makes of the rows, with its files in `work_dir`; `home` has the version that is live."""
     pd.DataFrame(training_ND).to_csv(work_dir / "training.csv", header=False, index=False)
-    training, data = TrainingConfig(seed=seed, checkpoint_seconds=None), DataConfig()
+    training, data = TrainingConfig(seed=seed, checkpoint_seconds=None, warm_start=warm_start), DataConfig()
     order = Order(
         job="", attempt=1, datasets=[str(work_dir / "training.csv")], work_dir=str(work_dir), socket="", device="cpu",
-        training=training, data=data, log_level="error",
+        training=training, data=data, log_level="error", published="" if home is None else str(home),
     )  # fmt: skip
     ingested = ingest([work_dir / "training.csv"], work_dir, data, lambda _: None)
     return worker.learn(order, ingested, work_dir, Silent())  # type: ignore[arg-type]
@@ -166,6 +168,27 @@ def print_spread(name: str, found: list[Machine], num_seeds: int) -> None:
         ratios.append(max(losses) / min(losses))
     print(f"{name:<5} held-out loss, highest by lowest of {num_seeds} seeds: median {statistics.median(ratios):.2f}, "
           f"at most {max(ratios):.2f}")  # fmt: skip
+
+
+def print_later(name: str, found: list[Machine]) -> None:
+    """How the second half of each machine's training part looks to a model of the first; what a warm start gains."""
+    for machine in found:
+        with tempfile.TemporaryDirectory() as directory:
+            home = Path(directory)
+            version = home / "versions" / "000001-000000000000"
+            version.mkdir(parents=True)
+            first_ND, second_ND = np.array_split(machine.training_ND, 2)
+            manifest = report.manifest_of(learned(first_ND, 0, version), version.name, 1, "", "", datetime.now(UTC))
+            (version / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+            (home / "current").symlink_to(f"versions/{version.name}")
+            drawn = learned(second_ND, 0, home, home).evaluation
+            warm = learned(second_ND, 0, home, home, warm_start=True).evaluation
+            normal = load_model(home).score(machine.test_ND)[~machine.labels_N] > 1
+        drift = drawn.drift
+        assert drift is not None
+        print(f"{name:<5} {machine.name:<12} above the threshold: second half {drift.num_alarms / drift.num_rows:.4f}, "
+              f"normal rows of the test part {normal.mean():.4f} (expected {drift.expected_share:.4f}); "
+              f"held-out loss {drawn.heldout_loss:.4f}, warm {warm.heldout_loss:.4f}", flush=True)  # fmt: skip
 
 
 def z_scores(training_ND: Floats, test_ND: Floats) -> tuple[Floats, Floats]:
@@ -286,6 +309,7 @@ def main() -> None:
     parser.add_argument("--missing", type=float, default=0.0, help="share of values that are taken away")
     parser.add_argument("--only", action="store_true", help="without the peers")
     parser.add_argument("--spread", action="store_true", help="only how far seeds move the held-out loss")
+    parser.add_argument("--later", action="store_true", help="only drift and warm start, half a training part later")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -296,6 +320,9 @@ def main() -> None:
             parser.error(f"{arguments.data} has no {name}")
         if arguments.spread:
             print_spread(name, found, arguments.seeds)
+            continue
+        if arguments.later:
+            print_later(name, found)
             continue
         ours = measure(retraind, found, MAX_BUFFERS[name], arguments.seeds, arguments.missing)
         result[name] = {**ours, "machines": len(found), "peers": {}}
