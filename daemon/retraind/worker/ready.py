@@ -20,6 +20,7 @@ _MODULES = (
     "retraind.worker.readers.delimited",
     "retraind.worker.evaluate",
     "retraind.worker.train",
+    "retraind.worker.compare",
 )
 _READ_BYTES = 2**12
 
