@@ -151,6 +151,7 @@ def test_several_files_are_one_dataset_matched_by_name(tmp_path):
         ("c", "extra"),
     ]
     assert (dataset.num_rows, dataset.num_missing_cells) == (102, 1)
+    assert ingested.rows.breaks == (50, 100), "no window reaches from one file into the next"
     assert ingested.scaler.centre == [50.5, 150.0]
     expected = np.stack([np.arange(102.0) - 50.5, np.append(np.arange(101.0) - 50, np.nan)], axis=1)
     np.testing.assert_allclose(cached(ingested), expected / np.nanstd(expected, axis=0), atol=1e-6)

@@ -1,11 +1,13 @@
 """Windows of consecutive rows: which rows stand in each, at breaks, at the start of a file and of a range."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from retraind.worker.batches import Batches
-from retraind.worker.rows import RowRange, WindowReader, read_blocks, spread_rows, windows_of
+from retraind.worker.rows import RowRange, WindowReader, after_last_break, read_blocks, spread_rows, windows_of
 
 CPU = torch.device("cpu")
 D, W = 3, 4
@@ -83,3 +85,13 @@ def test_a_sample_is_spread_over_all_rows_and_bounded(tmp_path):
     assert seen.max() > 30_000 - 10_000 / 2
     assert len(set(seen.tolist())) == len(seen)
     assert sum(len(block) for block in spread_rows(rows, 40_000)) == 40_000
+
+
+@pytest.mark.parametrize(
+    ("start", "num_rows", "breaks", "expected"),
+    [(10, 90, (), (10, 90)), (10, 90, (5, 40, 60), (60, 40)), (10, 90, (10,), (10, 90)), (10, 90, (5, 100), (10, 90)),
+     (10, 90, (99,), (99, 1)), (0, 5, (3, 7), (3, 2))],
+)  # fmt: skip
+def test_the_rows_after_the_last_break_follow_on_each_other(start, num_rows, breaks, expected):
+    found = after_last_break(RowRange(Path("rows"), 2, start, num_rows, breaks=breaks))
+    assert (found.start, found.num_rows) == expected

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from retraind import report
 from retraind.errors import HostError
 from retraind.worker.detector import Detector, load_model
-from retraind.worker.rows import MAX_HELDOUT_ROWS, RowRange, last_rows, read_blocks, spread_rows
+from retraind.worker.rows import MAX_HELDOUT_ROWS, RowRange, after_last_break, last_rows, read_blocks, spread_rows
 from retraind.worker.scaler import harden, soften
 from retraind.worker.scorer import Scorer
 
@@ -56,7 +56,7 @@ def compare(
     drift = _drift(published, dataset, scaler, rows, beat)
     if heldout_rows is None:
         return None, drift, "no rows are held out"
-    compared_rows = last_rows(heldout_rows, MAX_COMPARED_ROWS)
+    compared_rows = last_rows(after_last_break(heldout_rows), MAX_COMPARED_ROWS)
     ours, theirs = _errors(published, candidate, dataset, scaler, compared_rows, beat)
     comparison = report.Comparison(
         version=published.version,

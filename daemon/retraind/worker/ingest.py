@@ -14,7 +14,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,10 +47,11 @@ class Ingested:
 
 @dataclass
 class _Account:
-    """What is known of the files read so far."""
+    """What is known of the files read so far. `breaks` are the rows with which a later file begins."""
 
     rules: ColumnRules
     held_to: HeldTo | None = None
+    breaks: list[int] = field(default_factory=list)
     rates: Rates | None = None
     names: list[str] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
@@ -117,7 +118,7 @@ def ingest(
     with host_errors(work_dir), RowCacheWriter(work_dir / CACHE_NAME) as writer:
         account = _read(paths, limits, beat, writer.append, work_dir, held_to)
         scaler = account.moments.scaler()
-        rows = writer.finish(account.moments, beat)
+        rows = replace(writer.finish(account.moments, beat), breaks=tuple(account.breaks))
     return Ingested(account.dataset(), scaler, rows)
 
 
@@ -146,8 +147,11 @@ def _read(
         def beat_of_all(share: float | None, index: int = index) -> None:
             beat(None if share is None else (index + share) / len(paths))
 
+        num_before = account.moments.num_rows
         with Source(path, limits, beat_of_all) as source, _file_named(source.name, len(paths)):
             _read_file(source, limits, account, append, spill_dir)
+        if 0 < num_before < account.moments.num_rows:
+            account.breaks.append(num_before)
     _check_rows(account, limits)
     return account
 

@@ -180,7 +180,7 @@ def learn(order: Order, ingested: "Ingested", work_dir: Path, emitter: Emitter) 
     device = train.choose_device(order.device)
     cache = ingested.rows
     rows = RowRange(
-        cache.path, cache.num_metrics, 0, cache.num_rows, order.training.window, has_missing=cache.has_missing
+        cache.path, cache.num_metrics, 0, cache.num_rows, order.training.window, cache.breaks, cache.has_missing
     )
     training_rows, heldout_rows = split_rows(rows, order.training.holdout_share)
     checkpoints = None

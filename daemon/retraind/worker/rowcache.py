@@ -39,13 +39,15 @@ MAX_SCALED = 1e30
 class RowCache:
     """A raw C-order little-endian float32 file of scaled rows, num_rows x num_metrics.
 
-    A missing value is NaN; without `has_missing` there is none.
+    A missing value is NaN; without `has_missing` there is none. The rows of `breaks`, ascending, do not follow on those
+    before them.
     """
 
     path: Path
     num_rows: int
     num_metrics: int
     has_missing: bool = False
+    breaks: tuple[int, ...] = ()
 
 
 class RowCacheWriter:

@@ -78,6 +78,13 @@ def last_rows(rows: RowRange, limit: int) -> RowRange:
     return rows.part(rows.num_rows - num_rows, num_rows)
 
 
+def after_last_break(rows: RowRange) -> RowRange:
+    """The last of these rows that all follow on each other."""
+    index = bisect_right(rows.breaks, rows.start + rows.num_rows - 1)
+    skipped = max(rows.breaks[index - 1] - rows.start, 0) if index else 0
+    return rows.part(skipped, rows.num_rows - skipped)
+
+
 @dataclass(frozen=True)
 class Piece:
     """Consecutive rows `start` to `stop` of the file, `num_history` rows before them, and copies in their stead."""
