@@ -138,7 +138,7 @@ def array_of(num_mib: int, *, is_fortran: bool) -> bytes:
 
 @pytest.mark.usefixtures("small_state")
 def test_a_dataset_for_which_there_is_too_little_room_waits_alone(make_service) -> None:
-    service = make_service(fake=False, limits={"min_free_bytes": MIB}).start()
+    service = make_service(fake=False, limits={"min_free_bytes": MIB}, data={"metrics": "own"}).start()
     service.drop("large.npy", array_of(24, is_fortran=False), mtime=1)
     service.drop("never.npy", array_of(81, is_fortran=True), mtime=2)
     service.drop("small.csv", "a,b\n" + "".join(f"{row},{row % 7}\n" for row in range(300)), mtime=3)
