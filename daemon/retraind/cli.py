@@ -168,8 +168,8 @@ published; exit status 65 when something is damaged or the link leads elsewhere.
 
 rollback: makes VERSION live, or the version that was live before; a second one without VERSION takes the first one
 back. The service lets it be, and its next publication becomes live as ever. promote VERSION: makes one live that waits
-for it, as all do with gate.policy: manual. pin, unpin: a pinned version is not
-removed when there are more than models.keep."""
+for it, as all do with gate.policy: manual. pin, unpin: a pinned version is not removed when there are more than
+models.keep."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -188,6 +188,11 @@ class GateConfig(Section, frozen=True, kw_only=True):
     # Seeds alone move the held-out error: this is above what they did on public machines (benchmarks/RESULTS.md).
     margin: Annotated[float, Meta(ge=0, le=100)] = 0.25
 
+    @property
+    def makes_live(self) -> bool:
+        """Whether what passes becomes live by itself."""
+        return self.policy != "manual"
+
 
 class PublishConfig(Section, frozen=True, kw_only=True):
     """Programs of yours around a publication. They run as the service's user, within the unit's sandbox."""

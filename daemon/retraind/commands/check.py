@@ -17,7 +17,7 @@ from retraind.errors import ConfigError, HostError
 from retraind.locks import is_locked
 from retraind.report import Check
 from retraind.supervisor import web_guard
-from retraind.supervisor.account import describe_gpu, folded
+from retraind.supervisor.account import folded, marked_gpus
 from retraind.worker import preflight as worker_preflight
 
 # A job would not be started.
@@ -121,7 +121,7 @@ def _print_gpus(found: worker_preflight.Found) -> None:
     """The figures of each GPU, also when all is well; the one that a job would have is marked."""
     if found.gpus:
         screen.print_heading("GPUs")
-        screen.print_facts((f"GPU {gpu.index}{' *' if gpu.is_chosen else ''}", describe_gpu(gpu)) for gpu in found.gpus)
+        screen.print_facts(marked_gpus(found.gpus))
     if found.fallback:
         screen.print_heading("Jobs run on the CPU")
         screen.print_line(found.fallback)

@@ -13,7 +13,7 @@ from retraind.job import FINAL_STATES, Job
 from retraind.locks import is_locked
 from retraind.supervisor import holds
 from retraind.supervisor import status as status_file
-from retraind.supervisor.account import describe_gpu
+from retraind.supervisor.account import marked_gpus
 from retraind.supervisor.ledger import read_jobs
 from retraind.supervisor.spool import Spool
 
@@ -94,7 +94,7 @@ def status(config: Config, *, as_json: bool) -> int:
             ("files settling", current.num_settling),
             ("worker ready", "yes" if current.is_worker_ready else "no"),
             *((f"fault: {name}", text) for name, text in current.faults.items()),
-            *((f"GPU {gpu.index}{' *' if gpu.is_chosen else ''}", describe_gpu(gpu)) for gpu in current.gpus),
+            *marked_gpus(current.gpus),
             *([("on the CPU since", current.cpu_fallback)] if current.cpu_fallback else []),
         ]
         screen.print_facts(facts)

@@ -33,13 +33,10 @@ def models(config: Config, action: str, version: str | None, *, every: bool, as_
             return _show(publisher, _named(publisher, version), as_json=as_json)
         case "verify":
             return _verify(publisher, _chosen(publisher, version, every=every), as_json=as_json)
-        case "rollback":
+        case "rollback" | "promote" if version is not None or action == "rollback":
             target = "" if version is None else _named(publisher, version)
-            before, live = publisher.rollback(target, now, config.publish.sign)
-            _say({"live": live, "before": before}, f"{live} is live, before {before or 'none'}", as_json=as_json)
-        case "promote" if version is not None:
-            target = _named(publisher, version)
-            before, live = publisher.promote(target, now, config.publish.sign)
+            switch = publisher.rollback if action == "rollback" else publisher.promote
+            before, live = switch(target, now, config.publish.sign)
             _say({"live": live, "before": before}, f"{live} is live, before {before or 'none'}", as_json=as_json)
         case "pin" | "unpin" if version is not None:
             name = _pinned(publisher, version) if action == "unpin" else _named(publisher, version)

@@ -48,7 +48,7 @@ def train(config: Config, files: list[Path], *, as_json: bool) -> int:
             return EXIT_REJECTED
         try:
             weights, now = Path(work) / "weights.pt", datetime.now(UTC)
-            live = config.gate.policy != "manual"
+            live = config.gate.makes_live
             manifest = publisher.publish(candidate, weights, job.id, now, config.publish.sign, criteria, live=live)
         except CandidateDamaged as error:
             raise PublishError("models_dir_unwritable", str(error)) from error

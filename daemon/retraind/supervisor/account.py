@@ -235,6 +235,11 @@ def folded(found: Iterable[Check]) -> list[Check]:
     return shown
 
 
+def marked_gpus(gpus: Iterable[Gpu]) -> Pairs:
+    """Each GPU with its figures, the one that a job would have marked by a star."""
+    return [(f"GPU {gpu.index}{' *' if gpu.is_chosen else ''}", describe_gpu(gpu)) for gpu in gpus]
+
+
 def describe_gpu(gpu: Gpu) -> str:
     """Its figures in one line; what the driver did not tell is left out."""
     gib = 2**30

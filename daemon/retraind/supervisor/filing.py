@@ -83,7 +83,7 @@ class Filing:
         weights = self._ledger.work_dir(job.id) / "weights.pt"
         try:
             now, sign = datetime.now(UTC), config.publish.sign
-            live = config.gate.policy != "manual"
+            live = config.gate.makes_live
             manifest = self._publisher.publish(candidate, weights, job.id, now, sign, criteria, live=live)
         except CandidateDamaged as error:
             self._train_again(job, str(error))
